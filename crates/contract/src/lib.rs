@@ -1,1 +1,14 @@
-//! Placeholder.
+//! What the API and the engine agree on. No HTTP, no device.
+//!
+//! A [`Request`] goes to the engine with an [`EventSink`]; the engine answers with [`Event`]s, in this order for
+//! each choice: `Started`, any number of `Tokens`, exactly one `End`. Cancelling is the only way back.
+
+mod engine;
+mod event;
+mod request;
+
+pub use engine::{
+    EngineFacts, EngineHandle, EngineInbox, EngineState, Load, LoadSnapshot, Submission, SubmitError, engine_channel,
+};
+pub use event::{Event, EventSink, FinishReason, PromptToken, SinkClosed, TokenLogprobs, TokenOut};
+pub use request::{CancelFlag, Request, SamplingParams};

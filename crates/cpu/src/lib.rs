@@ -1,1 +1,10 @@
-//! Placeholder.
+//! [`qwill_device::Device`] on the CPU, twice: [`ReferenceDevice`], plain loops that define what every op means,
+//! and [`CpuDevice`], packed weights, SIMD and threads.
+
+pub mod fast;
+pub mod reference;
+mod storage;
+
+pub use fast::CpuDevice;
+pub use reference::ReferenceDevice;
+pub use storage::{Buffer, Cache};

@@ -1,0 +1,247 @@
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use thiserror::Error;
+
+use crate::{EventSink, Request};
+
+/// What does not change while an engine runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineFacts {
+    /// Names the model answers to; the first is its own.
+    pub model_names: Vec<String>,
+    /// Longest prompt + generation, tokens.
+    pub max_context_tokens: usize,
+    /// Ids below this have text and can be drawn.
+    pub vocab_size: usize,
+    /// End-of-turn tokens.
+    pub eos_token_ids: Vec<u32>,
+    /// Sequences that can run at once.
+    pub max_sequences: usize,
+    /// Tokens of KV that fit, over all sequences.
+    pub kv_capacity_tokens: usize,
+    /// Requests that may wait.
+    pub queue_capacity: usize,
+    /// Numerics mode, e.g. `w4a8 kv=bf16 state=f32 cpu`.
+    pub numerics: String,
+}
+
+/// Life of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EngineState {
+    /// Loading or warming up.
+    Starting,
+    /// Takes requests; a token was really generated at start.
+    Ready,
+    /// Finishes what it has, takes nothing new.
+    Draining,
+    /// Ended in order.
+    Stopped,
+    /// Ended by a failure; the message is for operators.
+    Failed(String),
+}
+
+/// Live counters of an engine, written by its thread, read by anybody.
+#[derive(Debug)]
+pub struct Load {
+    state: RwLock<EngineState>,
+    started: Instant,
+    draining: AtomicBool,
+    /// Requests accepted but not admitted.
+    pub waiting: AtomicUsize,
+    /// Sequences admitted and not ended.
+    pub running: AtomicUsize,
+    /// KV pages in use.
+    pub pages_used: AtomicUsize,
+    /// KV pages in all.
+    pub pages_total: AtomicUsize,
+    /// State slots in use.
+    pub slots_used: AtomicUsize,
+    /// Steps completed.
+    pub steps: AtomicU64,
+    /// Tokens generated.
+    pub generated_tokens: AtomicU64,
+    /// Prompt tokens processed.
+    pub prompt_tokens: AtomicU64,
+    last_step_us: AtomicU64,
+}
+
+/// A copy of [`Load`] at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoadSnapshot {
+    /// Life of the engine.
+    pub state: EngineState,
+    /// See [`Load::waiting`].
+    pub waiting: usize,
+    /// See [`Load::running`].
+    pub running: usize,
+    /// See [`Load::pages_used`].
+    pub pages_used: usize,
+    /// See [`Load::pages_total`].
+    pub pages_total: usize,
+    /// See [`Load::slots_used`].
+    pub slots_used: usize,
+    /// See [`Load::steps`].
+    pub steps: u64,
+    /// See [`Load::generated_tokens`].
+    pub generated_tokens: u64,
+    /// See [`Load::prompt_tokens`].
+    pub prompt_tokens: u64,
+    /// Seconds since the last completed step.
+    pub idle_s: f64,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self {
+            state: RwLock::new(EngineState::Starting),
+            started: Instant::now(),
+            draining: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+            pages_used: AtomicUsize::new(0),
+            pages_total: AtomicUsize::new(0),
+            slots_used: AtomicUsize::new(0),
+            steps: AtomicU64::new(0),
+            generated_tokens: AtomicU64::new(0),
+            prompt_tokens: AtomicU64::new(0),
+            last_step_us: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Load {
+    /// Sets the state; `Stopped` and `Failed` are final.
+    pub fn set_state(&self, state: EngineState) {
+        let mut current = self.state.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !matches!(*current, EngineState::Stopped | EngineState::Failed(_)) {
+            *current = state;
+        }
+    }
+    /// The state now.
+    pub fn state(&self) -> EngineState {
+        self.state.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+    /// Notes a completed step.
+    pub fn step_done(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.last_step_us.store(self.started.elapsed().as_micros() as u64, Ordering::Relaxed);
+    }
+    /// Asks the engine to finish what it has and stop.
+    pub fn request_drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+    /// Whether [`Load::request_drain`] was called.
+    pub fn drain_requested(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+    /// All counters at once.
+    pub fn snapshot(&self) -> LoadSnapshot {
+        let now_us = self.started.elapsed().as_micros() as u64;
+        LoadSnapshot {
+            state: self.state(),
+            waiting: self.waiting.load(Ordering::Relaxed),
+            running: self.running.load(Ordering::Relaxed),
+            pages_used: self.pages_used.load(Ordering::Relaxed),
+            pages_total: self.pages_total.load(Ordering::Relaxed),
+            slots_used: self.slots_used.load(Ordering::Relaxed),
+            steps: self.steps.load(Ordering::Relaxed),
+            generated_tokens: self.generated_tokens.load(Ordering::Relaxed),
+            prompt_tokens: self.prompt_tokens.load(Ordering::Relaxed),
+            idle_s: now_us.saturating_sub(self.last_step_us.load(Ordering::Relaxed)) as f64 * 1e-6,
+        }
+    }
+}
+
+/// A request on its way to the engine.
+pub struct Submission {
+    /// The request.
+    pub request: Request,
+    /// Where its events go.
+    pub sink: Box<dyn EventSink>,
+    /// When it was submitted, for queue times.
+    pub submitted: Instant,
+}
+
+/// Why a request was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SubmitError {
+    /// The queue is full: try again later.
+    #[error("{waiting} requests are waiting already, the queue holds {capacity}")]
+    QueueFull {
+        /// Requests waiting.
+        waiting: usize,
+        /// Most that may wait.
+        capacity: usize,
+    },
+    /// The engine is shutting down.
+    #[error("the server is shutting down")]
+    Draining,
+    /// The engine is not running.
+    #[error("the engine is not running: {0}")]
+    Down(String),
+}
+
+/// The server's end of an engine. Cheap to clone.
+#[derive(Clone)]
+pub struct EngineHandle {
+    submit: Sender<Submission>,
+    load: Arc<Load>,
+    facts: Arc<EngineFacts>,
+}
+
+/// The engine's end.
+pub struct EngineInbox {
+    /// New requests. Disconnected when every handle is gone.
+    pub submissions: Receiver<Submission>,
+    /// The counters to keep.
+    pub load: Arc<Load>,
+}
+
+/// Connects a server and an engine. The channel holds `facts.queue_capacity` requests.
+pub fn engine_channel(facts: EngineFacts) -> (EngineHandle, EngineInbox) {
+    let (sender, receiver) = bounded(facts.queue_capacity.max(1));
+    let load = Arc::new(Load::default());
+    let handle = EngineHandle { submit: sender, load: Arc::clone(&load), facts: Arc::new(facts) };
+    (handle, EngineInbox { submissions: receiver, load })
+}
+
+impl EngineHandle {
+    /// What does not change.
+    pub fn facts(&self) -> &EngineFacts {
+        &self.facts
+    }
+    /// Live counters.
+    pub fn load(&self) -> &Load {
+        &self.load
+    }
+    /// Hands over a request without waiting.
+    pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<(), SubmitError> {
+        match self.load.state() {
+            EngineState::Starting | EngineState::Ready => {}
+            EngineState::Draining => return Err(SubmitError::Draining),
+            EngineState::Stopped => return Err(SubmitError::Down("it has stopped".into())),
+            EngineState::Failed(reason) => return Err(SubmitError::Down(reason)),
+        }
+        if self.load.drain_requested() {
+            return Err(SubmitError::Draining);
+        }
+        // `waiting` counts channel and engine queue together, so the bound is one number for the client.
+        let capacity = self.facts.queue_capacity;
+        let waiting = self.load.waiting.fetch_add(1, Ordering::AcqRel);
+        if waiting >= capacity {
+            self.load.waiting.fetch_sub(1, Ordering::AcqRel);
+            return Err(SubmitError::QueueFull { waiting, capacity });
+        }
+        let submission = Submission { request, sink, submitted: Instant::now() };
+        self.submit.try_send(submission).map_err(|error| {
+            self.load.waiting.fetch_sub(1, Ordering::AcqRel);
+            match error {
+                TrySendError::Full(_) => SubmitError::QueueFull { waiting, capacity },
+                TrySendError::Disconnected(_) => SubmitError::Down("its thread has ended".into()),
+            }
+        })
+    }
+}

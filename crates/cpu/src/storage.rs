@@ -1,0 +1,252 @@
+//! Activations, KV pages and recurrent states in host memory, shared by both CPU devices.
+
+use qwill_device::batch::{CONV_RING, PAGE_TOKENS};
+use qwill_device::numeric::{bf16_to_f32, f32_to_bf16};
+use qwill_device::{CacheSpec, DeviceError, GdnState, KvPage, KvType, RING_TOKENS};
+
+/// Activations `[capacity_rows, cols]`, row-major f32.
+#[derive(Debug, Clone)]
+pub struct Buffer {
+    /// Row-major elements.
+    pub(crate) data: Vec<f32>,
+    /// Width.
+    pub(crate) cols: usize,
+}
+
+impl Buffer {
+    pub(crate) fn new(rows: usize, cols: usize) -> Self {
+        Self { data: vec![0.0; rows * cols], cols }
+    }
+    pub(crate) fn capacity_rows(&self) -> usize {
+        self.data.len().checked_div(self.cols).unwrap_or(0)
+    }
+    pub(crate) fn row(&self, row: usize) -> &[f32] {
+        &self.data[row * self.cols..(row + 1) * self.cols]
+    }
+    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        &mut self.data[row * self.cols..(row + 1) * self.cols]
+    }
+    /// The first `rows` rows.
+    pub(crate) fn rows(&self, rows: usize) -> &[f32] {
+        &self.data[..rows * self.cols]
+    }
+    /// The first `rows` rows.
+    pub(crate) fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
+        &mut self.data[..rows * self.cols]
+    }
+}
+
+/// Keys or values of one layer: `[pages, kv_heads, PAGE_TOKENS, head_dim]`, so that one head of a page is
+/// contiguous.
+#[derive(Debug, Clone)]
+pub(crate) enum KvElements {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+}
+
+impl KvElements {
+    fn new(kv_type: KvType, elements: usize) -> Self {
+        match kv_type {
+            KvType::F32 => Self::F32(vec![0.0; elements]),
+            KvType::Bf16 => Self::Bf16(vec![0; elements]),
+        }
+    }
+    pub(crate) fn store(&mut self, at: usize, values: &[f32]) {
+        match self {
+            Self::F32(data) => data[at..at + values.len()].copy_from_slice(values),
+            Self::Bf16(data) => {
+                for (slot, value) in data[at..].iter_mut().zip(values) {
+                    *slot = f32_to_bf16(*value);
+                }
+            }
+        }
+    }
+    pub(crate) fn load(&self, at: usize, out: &mut [f32]) {
+        match self {
+            Self::F32(data) => out.copy_from_slice(&data[at..at + out.len()]),
+            Self::Bf16(data) => {
+                for (value, bits) in out.iter_mut().zip(&data[at..]) {
+                    *value = bf16_to_f32(*bits);
+                }
+            }
+        }
+    }
+    fn copy_within(&mut self, from: usize, to: usize, len: usize) {
+        match self {
+            Self::F32(data) => data.copy_within(from..from + len, to),
+            Self::Bf16(data) => data.copy_within(from..from + len, to),
+        }
+    }
+}
+
+/// KV of one layer.
+#[derive(Debug, Clone)]
+pub(crate) struct KvLayer {
+    pub(crate) keys: KvElements,
+    pub(crate) values: KvElements,
+}
+
+/// Recurrent states of one GDN layer, one slot after another.
+#[derive(Debug, Clone)]
+pub(crate) struct StateLayer {
+    /// `[slots, value_heads, key_dim, value_dim]`.
+    pub(crate) base: Vec<f32>,
+    /// `[slots, RING_TOKENS, ring_entry]`, an entry being `k̂ of the key heads | u | log-decay of the value heads`.
+    pub(crate) ring: Vec<f32>,
+    /// `[slots, CONV_RING, conv_channels]`.
+    pub(crate) conv: Vec<f32>,
+}
+
+/// KV pages and recurrent states of all layers.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    pub(crate) spec: CacheSpec,
+    pub(crate) kv: Vec<KvLayer>,
+    pub(crate) states: Vec<StateLayer>,
+}
+
+impl Cache {
+    pub(crate) fn new(spec: &CacheSpec) -> Self {
+        let kv_elements = spec.pages * PAGE_TOKENS * spec.attention.kv_columns();
+        let kv = (0..spec.kv_layers)
+            .map(|_| KvLayer {
+                keys: KvElements::new(spec.kv_type, kv_elements),
+                values: KvElements::new(spec.kv_type, kv_elements),
+            })
+            .collect();
+        let states = (0..spec.gdn_layers)
+            .map(|_| StateLayer {
+                base: vec![0.0; spec.slots * spec.gdn.state_elements()],
+                ring: vec![0.0; spec.slots * RING_TOKENS * spec.gdn.ring_entry()],
+                conv: vec![0.0; spec.slots * CONV_RING * spec.gdn.conv_channels()],
+            })
+            .collect();
+        Self { spec: *spec, kv, states }
+    }
+
+    /// Offset of one head's vector in [`KvElements`].
+    pub(crate) fn kv_offset(&self, page: usize, kv_head: usize, offset: usize) -> usize {
+        let shape = &self.spec.attention;
+        ((page * shape.kv_heads + kv_head) * PAGE_TOKENS + offset) * shape.head_dim
+    }
+
+    fn page_elements(&self) -> usize {
+        PAGE_TOKENS * self.spec.attention.kv_columns()
+    }
+
+    pub(crate) fn clear_slot(&mut self, slot: usize) -> Result<(), DeviceError> {
+        self.check_slot("clear_slot", slot)?;
+        let elements = self.spec.gdn.state_elements();
+        for layer in &mut self.states {
+            layer.base[slot * elements..(slot + 1) * elements].fill(0.0);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn copy_slot(&mut self, from: usize, to: usize) -> Result<(), DeviceError> {
+        self.check_slot("copy_slot", from.max(to))?;
+        for layer in &mut self.states {
+            for part in [&mut layer.base, &mut layer.ring, &mut layer.conv] {
+                let len = part.len() / self.spec.slots;
+                part.copy_within(from * len..(from + 1) * len, to * len);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn copy_page(&mut self, from: usize, to: usize) -> Result<(), DeviceError> {
+        self.check_page("copy_page", 0, from.max(to))?;
+        let len = self.page_elements();
+        for layer in &mut self.kv {
+            layer.keys.copy_within(from * len, to * len, len);
+            layer.values.copy_within(from * len, to * len, len);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn read_state(&self, gdn_layer: usize, slot: usize) -> Result<GdnState, DeviceError> {
+        self.check_slot("read_state", slot)?;
+        let layer = self.states.get(gdn_layer).ok_or_else(|| self.no_layer("read_state", gdn_layer))?;
+        let of_slot = |part: &[f32]| {
+            let len = part.len() / self.spec.slots;
+            part[slot * len..(slot + 1) * len].to_vec()
+        };
+        Ok(GdnState { base: of_slot(&layer.base), ring: of_slot(&layer.ring), conv: of_slot(&layer.conv) })
+    }
+
+    pub(crate) fn write_state(
+        &mut self,
+        gdn_layer: usize,
+        slot: usize,
+        state: &GdnState,
+    ) -> Result<(), DeviceError> {
+        self.check_slot("write_state", slot)?;
+        let missing = self.no_layer("write_state", gdn_layer);
+        let slots = self.spec.slots;
+        let layer = self.states.get_mut(gdn_layer).ok_or(missing)?;
+        let parts = [(&mut layer.base, &state.base), (&mut layer.ring, &state.ring), (&mut layer.conv, &state.conv)];
+        for (part, values) in parts {
+            let len = part.len() / slots;
+            if values.len() != len {
+                let reason = format!("{} values for a part of {len}", values.len());
+                return Err(DeviceError::shape("write_state", reason));
+            }
+            part[slot * len..(slot + 1) * len].copy_from_slice(values);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn read_page(&self, kv_layer: usize, page: usize) -> Result<KvPage, DeviceError> {
+        self.check_page("read_page", kv_layer, page)?;
+        let shape = self.spec.attention;
+        let mut content =
+            KvPage { keys: vec![0.0; self.page_elements()], values: vec![0.0; self.page_elements()] };
+        for (at, token, head) in page_vectors(&shape) {
+            let from = self.kv_offset(page, head, token);
+            self.kv[kv_layer].keys.load(from, &mut content.keys[at..at + shape.head_dim]);
+            self.kv[kv_layer].values.load(from, &mut content.values[at..at + shape.head_dim]);
+        }
+        Ok(content)
+    }
+
+    pub(crate) fn write_page(
+        &mut self,
+        kv_layer: usize,
+        page: usize,
+        content: &KvPage,
+    ) -> Result<(), DeviceError> {
+        self.check_page("write_page", kv_layer, page)?;
+        let shape = self.spec.attention;
+        for (at, token, head) in page_vectors(&shape) {
+            let to = self.kv_offset(page, head, token);
+            self.kv[kv_layer].keys.store(to, &content.keys[at..at + shape.head_dim]);
+            self.kv[kv_layer].values.store(to, &content.values[at..at + shape.head_dim]);
+        }
+        Ok(())
+    }
+
+    fn no_layer(&self, op: &'static str, layer: usize) -> DeviceError {
+        DeviceError::shape(op, format!("layer {layer} of {} GDN and {} KV layers", self.states.len(), self.kv.len()))
+    }
+
+    fn check_slot(&self, op: &'static str, slot: usize) -> Result<(), DeviceError> {
+        if slot < self.spec.slots {
+            return Ok(());
+        }
+        Err(DeviceError::shape(op, format!("slot {slot} of {}", self.spec.slots)))
+    }
+
+    fn check_page(&self, op: &'static str, kv_layer: usize, page: usize) -> Result<(), DeviceError> {
+        if kv_layer < self.kv.len().max(1) && page < self.spec.pages {
+            return Ok(());
+        }
+        Err(DeviceError::shape(op, format!("layer {kv_layer} page {page} of {} pages", self.spec.pages)))
+    }
+}
+
+/// `(offset in a host page, token, head)` of every vector of a page.
+fn page_vectors(shape: &qwill_device::AttentionShape) -> impl Iterator<Item = (usize, usize, usize)> {
+    let (heads, head_dim) = (shape.kv_heads, shape.head_dim);
+    (0..PAGE_TOKENS)
+        .flat_map(move |token| (0..heads).map(move |head| ((token * heads + head) * head_dim, token, head)))
+}

@@ -1,0 +1,290 @@
+use crate::sample::ScoreRow;
+use crate::{
+    AttentionShape, Batch, CacheSpec, DeviceError, GdnShape, GdnState, KvPage, MatrixData, SampleRow, Sampled,
+};
+
+/// Facts about a device that do not change after start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceFacts {
+    /// For people: `cpu (avx2, 2 threads)`.
+    pub name: String,
+    /// Memory that the plan may use.
+    pub memory_bytes: u64,
+    /// Activation numerics, see [`crate::Activations::name`].
+    pub activations: crate::Activations,
+}
+
+/// The small weights of a GDN layer, on the device.
+pub struct GdnWeights<D: Device + ?Sized> {
+    /// `[conv_channels, conv_width]`: depthwise taps, the last one multiplies the newest sample.
+    pub conv: D::Vector,
+    /// `[value_heads]`: −exp(A_log), so that log-decay = `decay_rate · softplus(a + dt_bias)`.
+    pub decay_rate: D::Vector,
+    /// `[value_heads]`.
+    pub dt_bias: D::Vector,
+    /// `[value_dim]`: weight of the output norm, plain (not 1 + w).
+    pub norm: D::Vector,
+}
+
+/// A device that can run a model of the family.
+///
+/// # Conventions of every op
+/// * A buffer is a row-major f32 matrix `[capacity_rows, cols]`; an op reads and writes rows `0..rows` and
+///   leaves the others alone. `rows` may be anything from 1 to the buffer's capacity.
+/// * An output buffer's old contents never matter (tests poison them), unless the contract says "adds".
+/// * Results are rounded as [`crate::Activations`] says; sums, norms, softmax, gates and states are f32.
+/// * The bits of a row depend on that row's inputs, the shapes, the phase and the absolute position, never on
+///   which rows or sequences run beside it nor on how many.
+/// * Norm weights arrive as the factor itself: the model adds 1 to zero-centred weights in f32.
+pub trait Device: Send + 'static {
+    /// Activations `[capacity_rows, cols]`.
+    type Buffer: Send;
+    /// A weight matrix, packed as the device likes it.
+    type Matrix: Send;
+    /// A short f32 vector of weights.
+    type Vector: Send;
+    /// KV pages and recurrent states.
+    type Cache: Send;
+
+    /// Name, memory, numerics.
+    fn facts(&self) -> DeviceFacts;
+
+    // ---- placing things on the device: only before serving starts ----
+
+    /// Packs a weight matrix for this device.
+    fn matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, DeviceError>;
+    /// Bytes that [`Device::matrix`] will take for a matrix of this format and shape, exactly.
+    fn matrix_bytes(&self, format: crate::WeightFormat, rows: usize, cols: usize) -> u64;
+    /// Places a vector.
+    fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
+    /// Makes an activation buffer; contents are unspecified.
+    fn buffer(&mut self, rows: usize, cols: usize) -> Result<Self::Buffer, DeviceError>;
+    /// Makes the caches: pages unspecified, slots cleared.
+    fn cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError>;
+
+    // ---- a step ----
+
+    /// Called once before the ops of a step; a device with its own memory uploads the batch here.
+    /// [`Batch::check`] holds.
+    fn begin_step(&mut self, batch: &Batch) -> Result<(), DeviceError>;
+
+    /// `out[row] = table[batch.tokens[row]]`, dequantised. Token ids are below the table's rows.
+    fn embed(&mut self, table: &Self::Matrix, batch: &Batch, out: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// `out[row] = x[row] · rsqrt(mean(x[row]²) + eps) · weight`.
+    fn rms_norm(
+        &mut self,
+        rows: usize,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Several matrices on one normed input: with `h = rms_norm(x)` as above (rounded to the activation type),
+    /// `out[row] = parts[0]·h | parts[1]·h | …`, columns side by side. `out` has at least as many columns as the
+    /// parts have rows together.
+    fn norm_linears(
+        &mut self,
+        rows: usize,
+        x: &Self::Buffer,
+        norm: &Self::Vector,
+        eps: f32,
+        parts: &[&Self::Matrix],
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// `out[row] = matrix · input[row]`.
+    fn linear(
+        &mut self,
+        rows: usize,
+        input: &Self::Buffer,
+        matrix: &Self::Matrix,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Adds to the residual stream: `x[row] += matrix · input[row]`, one rounding of the sum.
+    fn linear_add(
+        &mut self,
+        rows: usize,
+        input: &Self::Buffer,
+        matrix: &Self::Matrix,
+        x: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// `out[row][i] = silu(gate_up[row][i]) · gate_up[row][width + i]` for `i < width`, where
+    /// `silu(x) = x / (1 + e^(−x))`; `gate_up` has `2·width` columns.
+    fn swiglu(
+        &mut self,
+        rows: usize,
+        width: usize,
+        gate_up: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// q/k norm, RoPE and KV append of one attention layer.
+    ///
+    /// `projected` columns: per query head `query | gate`, then all keys, then all values
+    /// ([`AttentionShape::projected`]). Writes `query[row]` = roped, normed queries `[query_heads · head_dim]`, and
+    /// stores roped, normed keys and raw values at the row's position in pages of `kv_layer`, rounded to the KV
+    /// type. Norm: RMS over a head with `q_norm`/`k_norm` `[head_dim]`. RoPE: dims `i` and `i + rope_dims/2` of
+    /// the first `rope_dims` turn by `θ = f32(position) · f32(rope_theta^(−2i/rope_dims))`, product in f32:
+    /// `(a, b) → (a cos θ − b sin θ, b cos θ + a sin θ)`. Gates stay where they are.
+    #[expect(clippy::too_many_arguments, reason = "one fused op: splitting it would cost a pass over memory")]
+    fn attention_prepare(
+        &mut self,
+        batch: &Batch,
+        kv_layer: usize,
+        shape: &AttentionShape,
+        projected: &Self::Buffer,
+        q_norm: &Self::Vector,
+        k_norm: &Self::Vector,
+        cache: &mut Self::Cache,
+        query: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Causal softmax attention over the pages, then the sigmoid gate:
+    /// `out[row][head] = σ(gate[row][head]) ⊙ Σ_p softmax_p(scale · query·key_p) value_p` over positions
+    /// `p ≤` the row's own. `projected` is the input of [`Device::attention_prepare`] (for the gates).
+    #[expect(clippy::too_many_arguments, reason = "one fused op")]
+    fn attention(
+        &mut self,
+        batch: &Batch,
+        kv_layer: usize,
+        shape: &AttentionShape,
+        query: &Self::Buffer,
+        projected: &Self::Buffer,
+        cache: &Self::Cache,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Convolution, gates and L2 norms of one GDN layer.
+    ///
+    /// `projected` columns: `q | k | v | z | b | a` ([`GdnShape`]). Raw `q | k | v` go to the slot's conv ring at
+    /// `position % CONV_RING`; the causal depthwise convolution reads the previous `conv_width − 1` inputs there
+    /// (positions before 0 count as 0) and ends in SiLU. Writes `mixed[row]` = `q̂ | k̂ | v | log-decay | β`:
+    /// q̂ and k̂ L2-normalised per head (`rsqrt(Σ² + 1e-6)`), q̂ also times `key_dim^(-1/2)`;
+    /// `log-decay = decay_rate · softplus(a + dt_bias)` (softplus(x) = x above 20), `β = σ(b)`; the last two are
+    /// never rounded. Spans may have any number of rows in the prefill phase.
+    #[expect(clippy::too_many_arguments, reason = "one fused op")]
+    fn gdn_prepare(
+        &mut self,
+        batch: &Batch,
+        gdn_layer: usize,
+        shape: &GdnShape,
+        weights: &GdnWeights<Self>,
+        projected: &Self::Buffer,
+        cache: &mut Self::Cache,
+        mixed: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// The gated delta rule of one GDN layer over `mixed` of [`Device::gdn_prepare`];
+    /// `out[row]` = `[value_heads · value_dim]`.
+    ///
+    /// Per value head with state S `[key_dim, value_dim]`, decay `g = e^(log-decay)`:
+    /// `S ← g S; u = β (v − Sᵀ k̂); S ← S + k̂ uᵀ; o = Sᵀ q̂`.
+    ///
+    /// *Prefill*: one [`crate::Chunk`] after another in the chunked (WY) form; the base state is carried in f32
+    /// and left up to date in the slot, the ring stays empty.
+    ///
+    /// *Rows*: with base state S_b, ring entries j = 1..m (k̂_j, u_j, log-decay_j) and `G_j` the product of the
+    /// first j decays (a sum of logs), row t = m + 1 gets
+    /// `pred = G_t S_bᵀ k̂_t + Σ_{j<t} (G_t/G_j)(k̂_j·k̂_t) u_j`, `u_t = β_t (v_t − pred)`,
+    /// `o_t = G_t S_bᵀ q̂_t + Σ_{j≤t} (G_t/G_j)(k̂_j·q̂_t) u_j`, sums in index order, and appends entry t
+    /// at ring index `t − 1`. A span whose `ring_len` is [`crate::RING_TOKENS`] first folds:
+    /// `S_b ← G_R S_b + Σ_j (G_R/G_j) k̂_j u_jᵀ`.
+    fn gdn_scan(
+        &mut self,
+        batch: &Batch,
+        gdn_layer: usize,
+        shape: &GdnShape,
+        mixed: &Self::Buffer,
+        cache: &mut Self::Cache,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Output norm and gate of a GDN layer, per value head over `value_dim`:
+    /// `out = scanned · rsqrt(mean(scanned²) + eps) · norm · silu(z)`, z in `projected`, one rounding.
+    fn gated_norm(
+        &mut self,
+        rows: usize,
+        shape: &GdnShape,
+        scanned: &Self::Buffer,
+        projected: &Self::Buffer,
+        norm: &Self::Vector,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Input of the MTP module: `out[row] = rms_norm(table[batch.tokens[row]], embed_norm) |
+    /// rms_norm(hidden[row], hidden_norm)`.
+    #[expect(clippy::too_many_arguments, reason = "one fused op")]
+    fn mtp_combine(
+        &mut self,
+        batch: &Batch,
+        table: &Self::Matrix,
+        hidden: &Self::Buffer,
+        embed_norm: &Self::Vector,
+        hidden_norm: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// `logits[i] = matrix · hidden[rows[i]]`, never rounded to the activation type.
+    fn head(
+        &mut self,
+        rows: &[usize],
+        hidden: &Self::Buffer,
+        matrix: &Self::Matrix,
+        logits: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Draws one token per entry from rows of `logits`; see [`SampleRow`]. A drawn token is the argmax over the
+    /// kept tokens of `(logit / temperature) + gumbel(seed, position, token)`.
+    fn sample(&mut self, logits: &Self::Buffer, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, DeviceError>;
+
+    /// Log-probabilities of given tokens, as [`Device::sample`] would report them.
+    fn score(&mut self, logits: &Self::Buffer, rows: &[ScoreRow]) -> Result<Vec<Sampled>, DeviceError>;
+
+    // ---- caches ----
+
+    /// Zeroes a slot's base state; ring and conv ring need no clearing (positions before 0 read as 0).
+    fn clear_slot(&mut self, cache: &mut Self::Cache, slot: usize) -> Result<(), DeviceError>;
+    /// Copies all layers' state of a slot.
+    fn copy_slot(&mut self, cache: &mut Self::Cache, from: usize, to: usize) -> Result<(), DeviceError>;
+    /// Copies one page over all KV layers.
+    fn copy_page(&mut self, cache: &mut Self::Cache, from: usize, to: usize) -> Result<(), DeviceError>;
+    /// Reads one layer's state of a slot.
+    fn read_state(&mut self, cache: &Self::Cache, gdn_layer: usize, slot: usize) -> Result<GdnState, DeviceError>;
+    /// Writes one layer's state of a slot.
+    fn write_state(
+        &mut self,
+        cache: &mut Self::Cache,
+        gdn_layer: usize,
+        slot: usize,
+        state: &GdnState,
+    ) -> Result<(), DeviceError>;
+    /// Reads one page of one layer.
+    fn read_page(&mut self, cache: &Self::Cache, kv_layer: usize, page: usize) -> Result<KvPage, DeviceError>;
+    /// Writes one page of one layer, rounding to the KV type.
+    fn write_page(
+        &mut self,
+        cache: &mut Self::Cache,
+        kv_layer: usize,
+        page: usize,
+        content: &KvPage,
+    ) -> Result<(), DeviceError>;
+
+    // ---- activations, for tests and tools ----
+
+    /// Reads rows `0..rows`, row-major, `cols` of the buffer each.
+    fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<f32>, DeviceError>;
+    /// Writes the first rows of a buffer.
+    fn write(&mut self, buffer: &mut Self::Buffer, values: &[f32]) -> Result<(), DeviceError>;
+    /// `to[i] = from[rows[i]]`: gathers rows, e.g. the hidden states that feed a draft.
+    fn gather(
+        &mut self,
+        rows: &[usize],
+        from: &Self::Buffer,
+        to: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+}

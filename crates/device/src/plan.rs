@@ -1,0 +1,1 @@
+//! The memory plan: every byte, computed from shapes before anything is allocated.

@@ -1,0 +1,1 @@
+//! One test-suite for every device: random shapes, boundaries, poisoned outputs, against the plain reference.
