@@ -1,0 +1,359 @@
+//! Gated `DeltaNet`: convolution and gates, the chunked form, the base-and-ring form.
+//!
+//! Per value head with state S `[key_dim, value_dim]` and decay `g = e^(log-decay)`, the recurrence that both
+//! forms compute is `S ← g S; u = β (v − Sᵀ k̂); S ← S + k̂ uᵀ; o = Sᵀ q̂`
+//! (Gated Delta Networks, Yang, Kautz and Hatamizadeh 2024).
+
+use qwill_device::batch::CONV_RING;
+use qwill_device::{Activations, Batch, GdnShape, Phase, RING_TOKENS};
+
+use super::attention::rows_of;
+use super::linear::dot;
+use super::norm::{sigmoid, silu, softplus};
+use crate::storage::StateLayer;
+use crate::{Buffer, Cache};
+
+/// Added to the sum of squares of a query or key head before the root.
+const L2_EPS: f32 = 1e-6;
+
+/// Weights of [`prepare`], as in `GdnWeights`.
+pub(super) struct GateWeights<'a> {
+    pub(super) conv: &'a [f32],
+    pub(super) decay_rate: &'a [f32],
+    pub(super) dt_bias: &'a [f32],
+}
+
+/// Convolution, gates and L2 norms, see `Device::gdn_prepare`. Row by row: the raw input enters the conv ring,
+/// then the convolution reads the ring.
+pub(super) fn prepare(
+    activations: Activations,
+    batch: &Batch,
+    shape: &GdnShape,
+    weights: &GateWeights<'_>,
+    projected: &Buffer,
+    state: &mut StateLayer,
+    mixed: &mut Buffer,
+) {
+    let ring_elements = CONV_RING * shape.conv_channels();
+    for (span, row, position) in rows_of(batch) {
+        let input = projected.row(row);
+        let out = &mut mixed.row_mut(row)[..shape.mixed()];
+        let ring = &mut state.conv[span.slot * ring_elements..][..ring_elements];
+        convolve(shape, weights.conv, position, &input[..shape.conv_channels()], ring, out);
+        let (keys_and_queries, _) = out.split_at_mut(2 * shape.key_columns());
+        for (head, values) in keys_and_queries.chunks_mut(shape.key_dim).enumerate() {
+            let factor = if head < shape.key_heads { 1.0 / (shape.key_dim as f32).sqrt() } else { 1.0 };
+            normalise(values, factor);
+        }
+        for value in out[..shape.conv_channels()].iter_mut() {
+            *value = activations.round(*value);
+        }
+        for head in 0..shape.value_heads {
+            let decay_input = input[shape.a_column() + head] + weights.dt_bias[head];
+            out[shape.log_decay_column() + head] = weights.decay_rate[head] * softplus(decay_input);
+            out[shape.beta_column() + head] = sigmoid(input[shape.b_column() + head]);
+        }
+    }
+}
+
+/// Stores the raw input at its place in the ring and writes `silu(Σ_j taps[j] · input(position − width + 1 + j))`
+/// per channel, oldest sample first; positions before 0 count as 0.
+fn convolve(
+    shape: &GdnShape,
+    taps: &[f32],
+    position: usize,
+    input: &[f32],
+    ring: &mut [f32],
+    out: &mut [f32],
+) {
+    let (channels, width) = (shape.conv_channels(), shape.conv_width);
+    ring[position % CONV_RING * channels..][..channels].copy_from_slice(input);
+    let out = &mut out[..channels];
+    out.fill(0.0);
+    for (tap, age) in (0..width).rev().enumerate() {
+        if age > position {
+            continue;
+        }
+        let sample = &ring[(position - age) % CONV_RING * channels..][..channels];
+        for ((sum, sample), taps) in out.iter_mut().zip(sample).zip(taps.chunks(width)) {
+            *sum += taps[tap] * sample;
+        }
+    }
+    for value in out.iter_mut() {
+        *value = silu(*value);
+    }
+}
+
+/// `x ← x · rsqrt(Σx² + 1e-6) · factor`.
+fn normalise(x: &mut [f32], factor: f32) {
+    let scale = factor / (dot(x, x) + L2_EPS).sqrt();
+    for value in x.iter_mut() {
+        *value *= scale;
+    }
+}
+
+/// What one value head reads of a row of the mixed buffer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HeadRow<'a> {
+    pub(super) query: &'a [f32],
+    pub(super) key: &'a [f32],
+    pub(super) value: &'a [f32],
+    pub(super) log_decay: f32,
+    pub(super) beta: f32,
+}
+
+impl<'a> HeadRow<'a> {
+    fn of(shape: &GdnShape, mixed: &'a [f32], head: usize) -> Self {
+        let key_head = shape.key_head_of(head) * shape.key_dim;
+        let values = 2 * shape.key_columns() + head * shape.value_dim;
+        Self {
+            query: &mixed[key_head..][..shape.key_dim],
+            key: &mixed[shape.key_columns() + key_head..][..shape.key_dim],
+            value: &mixed[values..][..shape.value_dim],
+            log_decay: mixed[shape.log_decay_column() + head],
+            beta: mixed[shape.beta_column() + head],
+        }
+    }
+}
+
+/// The gated delta rule of one layer, see `Device::gdn_scan`.
+pub(super) fn scan(
+    activations: Activations,
+    batch: &Batch,
+    gdn_layer: usize,
+    shape: &GdnShape,
+    mixed: &Buffer,
+    cache: &mut Cache,
+    out: &mut Buffer,
+) {
+    let state = &mut cache.states[gdn_layer];
+    match batch.phase {
+        Phase::Prefill => scan_prefill(activations, batch, shape, mixed, state, out),
+        Phase::Rows => scan_rows(activations, batch, shape, mixed, state, out),
+    }
+}
+
+fn scan_prefill(
+    activations: Activations,
+    batch: &Batch,
+    shape: &GdnShape,
+    mixed: &Buffer,
+    state: &mut StateLayer,
+    out: &mut Buffer,
+) {
+    let head_elements = shape.key_dim * shape.value_dim;
+    for chunk in &batch.chunks {
+        let base = &mut state.base[batch.spans[chunk.span].slot * shape.state_elements()..]
+            [..shape.state_elements()];
+        for (head, base) in base.chunks_mut(head_elements).enumerate() {
+            let chunk_rows = chunk.first_row..chunk.first_row + chunk.rows;
+            let rows: Vec<HeadRow> =
+                chunk_rows.clone().map(|row| HeadRow::of(shape, mixed.row(row), head)).collect();
+            for (row, output) in chunk_rows.zip(chunk_head(&rows, base)) {
+                store_rounded(activations, &output, &mut out.row_mut(row)[head * shape.value_dim..]);
+            }
+        }
+    }
+}
+
+fn scan_rows(
+    activations: Activations,
+    batch: &Batch,
+    shape: &GdnShape,
+    mixed: &Buffer,
+    state: &mut StateLayer,
+    out: &mut Buffer,
+) {
+    let (head_elements, ring_elements) = (shape.key_dim * shape.value_dim, RING_TOKENS * shape.ring_entry());
+    for span in &batch.spans {
+        let base = &mut state.base[span.slot * shape.state_elements()..][..shape.state_elements()];
+        let ring = &mut state.ring[span.slot * ring_elements..][..ring_elements];
+        for (head, base) in base.chunks_mut(head_elements).enumerate() {
+            let mut ring = HeadRing::new(shape, head, ring, span.ring_len);
+            if ring.len() == RING_TOKENS {
+                ring.fold(base);
+            }
+            for row in span.first_row..span.first_row + span.rows {
+                let output = ring.append(base, &HeadRow::of(shape, mixed.row(row), head));
+                store_rounded(activations, &output, &mut out.row_mut(row)[head * shape.value_dim..]);
+            }
+        }
+    }
+}
+
+fn store_rounded(activations: Activations, values: &[f32], out: &mut [f32]) {
+    for (slot, value) in out.iter_mut().zip(values) {
+        *slot = activations.round(*value);
+    }
+}
+
+/// `sum[d] += factor · x[d]`.
+fn add_scaled(sum: &mut [f32], factor: f32, x: &[f32]) {
+    for (sum, x) in sum.iter_mut().zip(x) {
+        *sum += factor * x;
+    }
+}
+
+/// `factor · Sᵀ x` for S `[x.len(), value_dim]`, summed in key order.
+fn read_state(base: &[f32], x: &[f32], factor: f32) -> Vec<f32> {
+    let value_dim = base.len() / x.len();
+    let mut sum = vec![0.0; value_dim];
+    for (x, state_row) in x.iter().zip(base.chunks(value_dim)) {
+        add_scaled(&mut sum, *x, state_row);
+    }
+    for value in sum.iter_mut() {
+        *value *= factor;
+    }
+    sum
+}
+
+/// `S ← factor · S + Σ_j weights[j] · keys[j] corrected[j]ᵀ`, summed in index order.
+fn update_state(base: &mut [f32], factor: f32, writes: &[(f32, &[f32], &[f32])]) {
+    let Some((_, _, first)) = writes.first() else { return };
+    for (d, state_row) in base.chunks_mut(first.len()).enumerate() {
+        for value in state_row.iter_mut() {
+            *value *= factor;
+        }
+        for (weight, key, corrected) in writes {
+            add_scaled(state_row, weight * key[d], corrected);
+        }
+    }
+}
+
+/// One chunk of one value head: returns the outputs and carries the state `[key_dim, value_dim]`.
+///
+/// With `G_i` the sum of the first i log-decays and `L_ij = e^(G_i − G_j)` for i ≥ j, else 0 (the difference
+/// before the exponential, the mask before both: no overflow, no 0/0):
+/// `A = strict_lower(diag(β) K Kᵀ ⊙ L)`; `U' = (I + A)⁻¹ diag(β) (V − diag(e^G) K S)`, which is `U − W S` of the
+/// WY form with both right-hand sides solved at once by forward substitution;
+/// `O = diag(e^G) Q S + (Q Kᵀ ⊙ L) U'`; `S ← e^(G_n) S + (diag(e^(G_n − G)) K)ᵀ U'`.
+pub(super) fn chunk_head(rows: &[HeadRow<'_>], base: &mut [f32]) -> Vec<Vec<f32>> {
+    let logs = running_sum(rows.iter().map(|row| row.log_decay));
+    let mut corrected: Vec<Vec<f32>> = Vec::with_capacity(rows.len());
+    for (i, row) in rows.iter().enumerate() {
+        let mut predicted = read_state(base, row.key, logs[i].exp());
+        for (j, corrected) in corrected.iter().enumerate() {
+            let weight = (logs[i] - logs[j]).exp() * dot(rows[j].key, row.key);
+            add_scaled(&mut predicted, weight, corrected);
+        }
+        corrected.push(row.value.iter().zip(predicted).map(|(v, p)| row.beta * (v - p)).collect());
+    }
+    let outputs = rows.iter().enumerate().map(|(i, row)| {
+        let mut output = read_state(base, row.query, logs[i].exp());
+        for (j, corrected) in corrected.iter().enumerate().take(i + 1) {
+            let weight = (logs[i] - logs[j]).exp() * dot(rows[j].key, row.query);
+            add_scaled(&mut output, weight, corrected);
+        }
+        output
+    });
+    let outputs = outputs.collect();
+    let end = logs.last().copied().unwrap_or(0.0);
+    let writes: Vec<_> = rows
+        .iter()
+        .zip(&logs)
+        .zip(&corrected)
+        .map(|((row, log), u)| ((end - log).exp(), row.key, &u[..]))
+        .collect();
+    update_state(base, end.exp(), &writes);
+    outputs
+}
+
+fn running_sum(values: impl Iterator<Item = f32>) -> Vec<f32> {
+    values
+        .scan(0.0, |sum, value| {
+            *sum += value;
+            Some(*sum)
+        })
+        .collect()
+}
+
+/// One value head's view of a slot's ring: entries `k̂ of the key heads | u | log-decay of the value heads`.
+///
+/// The state after entry m is `G_m S_b + Σ_j (G_m/G_j) k̂_j u_jᵀ`, never formed between folds. Rows of a round see
+/// earlier rows of it as stored entries, so the bits do not depend on how tokens are split into rounds, and a
+/// rejected row is undone by a smaller length.
+pub(super) struct HeadRing<'a> {
+    entries: &'a mut [f32],
+    entry_elements: usize,
+    key_at: usize,
+    key_dim: usize,
+    corrected_at: usize,
+    value_dim: usize,
+    log_decay_at: usize,
+    /// Sums of the first 1, 2, … log-decays.
+    logs: Vec<f32>,
+}
+
+impl<'a> HeadRing<'a> {
+    /// A view of `len` entries of the slot's ring.
+    pub(super) fn new(shape: &GdnShape, head: usize, entries: &'a mut [f32], len: usize) -> Self {
+        let (entry_elements, values_end) = (shape.ring_entry(), shape.key_columns() + shape.value_columns());
+        let log_decay_at = values_end + head;
+        let logs = running_sum((0..len).map(|j| entries[j * entry_elements + log_decay_at]));
+        Self {
+            entries,
+            entry_elements,
+            key_at: shape.key_head_of(head) * shape.key_dim,
+            key_dim: shape.key_dim,
+            corrected_at: shape.key_columns() + head * shape.value_dim,
+            value_dim: shape.value_dim,
+            log_decay_at,
+            logs,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.logs.len()
+    }
+
+    fn key(&self, j: usize) -> &[f32] {
+        &self.entries[j * self.entry_elements + self.key_at..][..self.key_dim]
+    }
+
+    fn corrected(&self, j: usize) -> &[f32] {
+        &self.entries[j * self.entry_elements + self.corrected_at..][..self.value_dim]
+    }
+
+    /// `sum += Σ_{j < len} (G/G_j) (k̂_j · x) u_j` with `G = e^log`, in index order.
+    fn read(&self, x: &[f32], log: f32, sum: &mut [f32]) {
+        for (j, entry_log) in self.logs.iter().enumerate() {
+            let weight = (log - entry_log).exp() * dot(self.key(j), x);
+            add_scaled(sum, weight, self.corrected(j));
+        }
+    }
+
+    /// Appends the next row as entry t and returns its output:
+    /// `pred = G_t S_bᵀ k̂_t + Σ_{j<t} (G_t/G_j)(k̂_j·k̂_t) u_j`, `u_t = β_t (v_t − pred)`,
+    /// `o_t = G_t S_bᵀ q̂_t + Σ_{j≤t} (G_t/G_j)(k̂_j·q̂_t) u_j`.
+    pub(super) fn append(&mut self, base: &[f32], row: &HeadRow<'_>) -> Vec<f32> {
+        let log = self.logs.last().copied().unwrap_or(0.0) + row.log_decay;
+        let mut predicted = read_state(base, row.key, log.exp());
+        self.read(row.key, log, &mut predicted);
+
+        let entry = &mut self.entries[self.logs.len() * self.entry_elements..][..self.entry_elements];
+        entry[self.key_at..][..self.key_dim].copy_from_slice(row.key);
+        let corrected = entry[self.corrected_at..][..self.value_dim].iter_mut();
+        for ((u, value), predicted) in corrected.zip(row.value).zip(&predicted) {
+            *u = row.beta * (value - predicted);
+        }
+        entry[self.log_decay_at] = row.log_decay;
+        self.logs.push(log);
+
+        let mut output = read_state(base, row.query, log.exp());
+        self.read(row.query, log, &mut output);
+        output
+    }
+
+    /// `S_b ← G_R S_b + Σ_j (G_R/G_j) k̂_j u_jᵀ` over all entries; the ring is then empty.
+    pub(super) fn fold(&mut self, base: &mut [f32]) {
+        let end = self.logs.last().copied().unwrap_or(0.0);
+        let writes: Vec<_> = self
+            .logs
+            .iter()
+            .enumerate()
+            .map(|(j, log)| ((end - log).exp(), self.key(j), self.corrected(j)))
+            .collect();
+        update_state(base, end.exp(), &writes);
+        self.logs.clear();
+    }
+}

@@ -1,0 +1,154 @@
+//! Weight matrices as they were stored: codes stay codes, one row is widened at a time.
+
+use qwill_device::matrix::{MatrixElements, WeightFormat};
+use qwill_device::numeric::f16_to_f32;
+use qwill_device::{DeviceError, GROUP, MatrixData};
+
+/// An owned copy of a [`MatrixData`]: `[rows, cols]`, row = output, column = input.
+#[derive(Debug, Clone)]
+pub struct Matrix {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    elements: Elements,
+}
+
+#[derive(Debug, Clone)]
+enum Elements {
+    F32(Vec<f32>),
+    F16(Vec<u16>),
+    Bf16(Vec<u16>),
+    Int8 { codes: Vec<i8>, scales: Vec<u16> },
+    Int4 { packed: Vec<u8>, scales: Vec<u16> },
+}
+
+impl Matrix {
+    /// Copies the data after checking its lengths.
+    pub(super) fn new(data: &MatrixData<'_>) -> Result<Self, DeviceError> {
+        data.check().map_err(|reason| DeviceError::shape("matrix", reason))?;
+        let elements = match data.elements {
+            MatrixElements::F32(values) => Elements::F32(values.to_vec()),
+            MatrixElements::F16(bits) => Elements::F16(bits.to_vec()),
+            MatrixElements::Bf16(bits) => Elements::Bf16(bits.to_vec()),
+            MatrixElements::Int8 { codes, scales } => {
+                Elements::Int8 { codes: codes.to_vec(), scales: scales.to_vec() }
+            }
+            MatrixElements::Int4 { packed, scales } => {
+                Elements::Int4 { packed: packed.to_vec(), scales: scales.to_vec() }
+            }
+        };
+        Ok(Self { rows: data.rows, cols: data.cols, elements })
+    }
+
+    fn data(&self) -> MatrixData<'_> {
+        let elements = match &self.elements {
+            Elements::F32(values) => MatrixElements::F32(values),
+            Elements::F16(bits) => MatrixElements::F16(bits),
+            Elements::Bf16(bits) => MatrixElements::Bf16(bits),
+            Elements::Int8 { codes, scales } => MatrixElements::Int8 { codes, scales },
+            Elements::Int4 { packed, scales } => MatrixElements::Int4 { packed, scales },
+        };
+        MatrixData { rows: self.rows, cols: self.cols, elements }
+    }
+
+    /// Whether the elements are integer codes with a scale per group.
+    pub(super) fn is_quantised(&self) -> bool {
+        matches!(self.data().format(), WeightFormat::Int8 | WeightFormat::Int4)
+    }
+
+    /// Writes row `row` in f32: exactly [`MatrixData::value`] of each column.
+    pub(super) fn widen_row(&self, row: usize, out: &mut [f32]) {
+        if let Elements::F32(values) = &self.elements {
+            return out.copy_from_slice(&values[row * self.cols..(row + 1) * self.cols]);
+        }
+        if self.is_quantised() {
+            let mut codes = vec![0; self.cols];
+            self.row_codes(row, &mut codes);
+            let groups = out.chunks_mut(GROUP).zip(codes.chunks(GROUP));
+            for (group, (values, codes)) in groups.enumerate() {
+                let scale = self.scale(row, group);
+                for (value, code) in values.iter_mut().zip(codes) {
+                    *value = f32::from(*code) * scale;
+                }
+            }
+            return;
+        }
+        let data = self.data();
+        for (col, value) in out.iter_mut().enumerate() {
+            *value = data.value(row, col);
+        }
+    }
+
+    /// Writes the signed codes of row `row`; zeros for a matrix that has none.
+    pub(super) fn row_codes(&self, row: usize, out: &mut [i8]) {
+        match &self.elements {
+            Elements::Int8 { codes, .. } => {
+                out.copy_from_slice(&codes[row * self.cols..(row + 1) * self.cols]);
+            }
+            Elements::Int4 { packed, .. } => {
+                let row_bytes = self.cols.div_ceil(2);
+                let bytes = &packed[row * row_bytes..(row + 1) * row_bytes];
+                for (pair, byte) in out.chunks_mut(2).zip(bytes) {
+                    for (code, nibble) in pair.iter_mut().zip([byte & 15, byte >> 4]) {
+                        *code = nibble as i8 - 8;
+                    }
+                }
+            }
+            Elements::F32(_) | Elements::F16(_) | Elements::Bf16(_) => out.fill(0),
+        }
+    }
+
+    /// The scale of a group of [`GROUP`] inputs of a row; 1 for a matrix without scales.
+    pub(super) fn scale(&self, row: usize, group: usize) -> f32 {
+        match &self.elements {
+            Elements::Int8 { scales, .. } | Elements::Int4 { scales, .. } => {
+                f16_to_f32(scales[row * self.cols.div_ceil(GROUP) + group])
+            }
+            Elements::F32(_) | Elements::F16(_) | Elements::Bf16(_) => 1.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_widened_row_is_value_by_value_the_definition() {
+        let (rows, cols) = (3, 259);
+        let bits: Vec<u16> = (0..rows * cols).map(|i| (i * 7919 % 31_000) as u16).collect();
+        let values: Vec<f32> = bits.iter().map(|b| f16_to_f32(*b)).collect();
+        let codes: Vec<i8> = bits.iter().map(|b| *b as i8).collect();
+        let packed: Vec<u8> = (0..rows * cols.div_ceil(2)).map(|i| (i * 37) as u8).collect();
+        let scales: Vec<u16> =
+            (0..rows * cols.div_ceil(GROUP)).map(|i| 0x2c00 + 0x8000 * (i as u16 % 2)).collect();
+        for elements in [
+            MatrixElements::F32(&values),
+            MatrixElements::F16(&bits),
+            MatrixElements::Bf16(&bits),
+            MatrixElements::Int8 { codes: &codes, scales: &scales },
+            MatrixElements::Int4 { packed: &packed, scales: &scales },
+        ] {
+            let data = MatrixData { rows, cols, elements };
+            let matrix = Matrix::new(&data).unwrap();
+            let mut row = vec![0.0; cols];
+            for r in 0..rows {
+                matrix.widen_row(r, &mut row);
+                for (col, value) in row.iter().enumerate() {
+                    assert_eq!(
+                        value.to_bits(),
+                        data.value(r, col).to_bits(),
+                        "{:?} {r} {col}",
+                        data.format()
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_matrix_of_the_wrong_length_is_refused_with_both_numbers() {
+        let data = MatrixData { rows: 2, cols: 3, elements: MatrixElements::F32(&[0.0; 5]) };
+        let message = Matrix::new(&data).unwrap_err().to_string();
+        assert!(message.contains('5') && message.contains('6'), "{message}");
+    }
+}

@@ -1,0 +1,1 @@
+//! Tests of the reference against independent f64 formulas.
