@@ -1,1 +1,53 @@
-fn main() {}
+//! `cargo xtask <command>`: the checks that CI runs, each on its own.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+const USAGE: &str = "usage: cargo xtask <command>
+
+commands:
+  ci              everything CI runs, each step timed; stops at the first failure
+  layering        which crate may depend on which, and how long a source file may be
+  docs [--check]  write docs/reference.md from the command line definitions, or fail when it is stale";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["ci"] => xtask::ci::run(),
+        ["layering"] => layering(),
+        ["docs"] => xtask::reference::write(),
+        ["docs", "--check"] => xtask::reference::check(),
+        ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => bail!("unknown command: {}\n\n{USAGE}", arguments.join(" ")),
+    }
+}
+
+fn layering() -> Result<()> {
+    let root = xtask::root();
+    let metadata = xtask::layering::cargo_metadata(&root)?;
+    let mut violations = xtask::layering::check(&metadata)?;
+    violations.extend(xtask::sizes::check(&root)?);
+    violations.extend(xtask::dependencies::check(&root)?);
+    for violation in &violations {
+        eprintln!("{violation}");
+    }
+    if violations.is_empty() {
+        return Ok(());
+    }
+    bail!("{} violation(s) of the layout rules; docs/architecture.md explains them", violations.len());
+}

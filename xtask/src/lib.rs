@@ -1,0 +1,18 @@
+//! What CI and people run on the repository: `cargo xtask <command>`.
+
+pub mod ci;
+pub mod dependencies;
+pub mod layering;
+pub mod reference;
+pub mod sizes;
+
+use std::path::PathBuf;
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    // The manifest is in `<root>/xtask`, so the parent always exists.
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A check's result: nothing, or every violation as a sentence.
+pub type Violations = Vec<String>;
