@@ -1,0 +1,73 @@
+//! Packed words of GPTQ and compressed-tensors to the device's codes, bit for bit.
+//!
+//! Both store `code + 2^(bits−1)` in 32-bit little-endian words along the inputs, lowest bits first. For 4
+//! bits the bytes of such a word *are* the device's packed nibbles of eight inputs; for 8 bits they are the
+//! device's codes with the top bit flipped. What differs is the order of the words: compressed-tensors has
+//! them by output, GPTQ by input, which is transposed here.
+
+/// Words of one cache line: the tile of the transposition.
+const TILE: usize = 16;
+
+/// Words `[words, outputs]` to bytes `[outputs, words * 4]`.
+pub(crate) fn transpose_words(source: &[u32], words: usize, outputs: usize) -> Vec<u8> {
+    let mut bytes = vec![0; source.len() * 4];
+    let row_bytes = (words * 4).max(1);
+    // Tiles of 16 × 16 words: whole cache lines are read and written.
+    for (tile, rows) in bytes.chunks_mut(row_bytes * TILE).enumerate() {
+        for start in (0..words).step_by(TILE) {
+            let end = words.min(start + TILE);
+            for (within, row) in rows.chunks_exact_mut(row_bytes).enumerate() {
+                let output = tile * TILE + within;
+                for (word, bytes) in (start..end).zip(row[start * 4..end * 4].chunks_exact_mut(4)) {
+                    bytes.copy_from_slice(&source[word * outputs + output].to_le_bytes());
+                }
+            }
+        }
+    }
+    bytes
+}
+
+/// Scales `[groups, outputs]` to `[outputs, groups]`.
+pub(crate) fn transpose_scales(source: &[u16], groups: usize, outputs: usize) -> Vec<u16> {
+    (0..outputs).flat_map(|output| (0..groups).map(move |group| source[group * outputs + output])).collect()
+}
+
+/// Bytes `code + 128` to signed codes.
+pub(crate) fn signed_codes(bytes: Vec<u8>) -> Vec<i8> {
+    bytes.into_iter().map(|byte| (byte ^ 0x80) as i8).collect()
+}
+
+/// Field `at` of `bits` bits in a row of words.
+pub(crate) fn field(words: &[u32], bits: usize, at: usize) -> u32 {
+    let bit = at * bits;
+    words.get(bit / 32).map_or(0, |word| word >> (bit % 32) & ((1 << bits) - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn transposition_moves_every_word(words in 1usize..40, outputs in 1usize..40) {
+            let source: Vec<u32> = (0..words * outputs).map(|n| crate::random::mix(n as u64) as u32).collect();
+            let bytes = transpose_words(&source, words, outputs);
+            for output in 0..outputs {
+                for word in 0..words {
+                    let at = (output * words + word) * 4;
+                    prop_assert_eq!(&bytes[at..at + 4], &source[word * outputs + output].to_le_bytes());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn codes_of_a_published_word_come_in_order() {
+        let word = 0x7654_3210;
+        assert_eq!((0..8).map(|n| field(&[word], 4, n)).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(transpose_words(&[word], 1, 1), [0x10, 0x32, 0x54, 0x76]);
+        assert_eq!(signed_codes(vec![0, 127, 128, 255]), [-128, -1, 0, 127]);
+    }
+}
