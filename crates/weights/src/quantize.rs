@@ -74,8 +74,8 @@ pub(crate) fn int4_rows<T: Copy>(
         values.chunks_exact(cols.max(1)).zip(packed.chunks_exact_mut(cols.div_ceil(2).max(1)))
     {
         for (group, packed) in row.chunks(GROUP).zip(packed.chunks_mut(GROUP / 2)) {
-            let mut codes = [8; GROUP];
-            scales.push(round_group::<4, T>(group, &widen, &mut codes));
+            let (codes, scale) = round_group::<4>(&padded(group, &widen));
+            scales.push(scale);
             for (byte, pair) in packed.iter_mut().zip(codes.chunks_exact(2)) {
                 *byte = pair[0] & 15 | pair[1] << 4;
             }
@@ -96,8 +96,8 @@ pub(crate) fn int8_rows<T: Copy>(
     let mut scales = Vec::with_capacity(rows * cols.div_ceil(GROUP));
     for (row, codes) in values.chunks_exact(cols.max(1)).zip(codes.chunks_exact_mut(cols.max(1))) {
         for (group, codes) in row.chunks(GROUP).zip(codes.chunks_mut(GROUP)) {
-            let mut offset = [0; GROUP];
-            scales.push(round_group::<8, T>(group, &widen, &mut offset));
+            let (offset, scale) = round_group::<8>(&padded(group, &widen));
+            scales.push(scale);
             for (code, offset) in codes.iter_mut().zip(offset) {
                 *code = (offset ^ 0x80) as i8;
             }
@@ -106,35 +106,43 @@ pub(crate) fn int8_rows<T: Copy>(
     (codes, scales)
 }
 
-/// Rounds one group to codes + 2^(BITS−1) and gives the scale's f16 bits. Entries after the group keep what
-/// they held.
+/// A group in f32, a short last one filled up with zeros: they change neither the scale nor other codes, and
+/// every loop over a group has a fixed length.
 #[inline]
-fn round_group<const BITS: u32, T: Copy>(
-    group: &[T],
-    widen: impl Fn(T) -> f32,
-    codes: &mut [u8; GROUP],
-) -> u16 {
+fn padded<T: Copy>(group: &[T], widen: impl Fn(T) -> f32) -> [f32; GROUP] {
+    let mut values = [0.0; GROUP];
+    if let Ok(full) = <&[T; GROUP]>::try_from(group) {
+        for (value, element) in values.iter_mut().zip(full) {
+            *value = widen(*element);
+        }
+    } else {
+        for (value, element) in values.iter_mut().zip(group) {
+            *value = widen(*element);
+        }
+    }
+    values
+}
+
+/// Rounds one group: codes + 2^(BITS−1), and the scale's f16 bits.
+#[inline]
+fn round_group<const BITS: u32>(values: &[f32; GROUP]) -> ([u8; GROUP], u16) {
     // 1.5·2^23: adding it to a small number rounds that to an integer, ties to even, and leaves the integer
     // in the low bits. Plain additions, so the loop becomes SIMD on every target.
     const ROUND: f32 = 12_582_912.0;
     let half = (1 << (BITS - 1)) as f32;
-    let mut values = [0.0; GROUP];
-    let mut largest = 0;
-    for (value, element) in values.iter_mut().zip(group) {
-        *value = widen(*element);
-        // Magnitudes order like their bits, and NaN orders above all: it must not be lost in the maximum.
-        largest = largest.max((value.to_bits() & 0x7fff_ffff) as i32);
-    }
-    let largest = f32::from_bits(largest as u32);
-    let wanted = largest / (half - 0.5);
+    // Magnitudes order like their bits, and NaN orders above all: it must not be lost in the maximum.
+    let largest =
+        values.iter().fold(0, |most, value| (value.to_bits() & 0x7fff_ffff).cast_signed().max(most));
+    let wanted = f32::from_bits(largest.cast_unsigned()) / (half - 0.5);
     // Not `max`, which would drop NaN.
     let scale_bits = f32_to_f16(if wanted < 1e-5 { 1e-5 } else { wanted });
     let scale = f16_to_f32(scale_bits);
-    for (code, value) in codes.iter_mut().zip(values).take(group.len()) {
+    let mut codes = [0; GROUP];
+    for (code, value) in codes.iter_mut().zip(values) {
         let rounded = (value / scale).clamp(-half, half - 1.0) + ROUND;
         *code = (rounded.to_bits() as u8).wrapping_add(1 << (BITS - 1));
     }
-    scale_bits
+    (codes, scale_bits)
 }
 
 #[cfg(test)]

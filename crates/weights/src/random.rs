@@ -21,19 +21,17 @@ const QUANTILES: usize = 4096;
 const LARGEST_OF_GROUP: f32 = 2.7;
 
 /// Standard normal quantiles at (i + ½) / [`QUANTILES`], by summing the density.
-static NORMAL: LazyLock<Vec<f32>> = LazyLock::new(|| {
+static NORMAL: LazyLock<[f32; QUANTILES]> = LazyLock::new(|| {
     const STEP: f64 = 1e-4;
     let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
     let (mut x, mut below) = (-6.0, 0.0);
-    (0..QUANTILES)
-        .map(|i| {
-            while below < (i as f64 + 0.5) / QUANTILES as f64 {
-                x += STEP;
-                below += density(x - STEP / 2.0) * STEP;
-            }
-            x as f32
-        })
-        .collect()
+    std::array::from_fn(|i| {
+        while below < (i as f64 + 0.5) / QUANTILES as f64 {
+            x += STEP;
+            below += density(x - STEP / 2.0) * STEP;
+        }
+        x as f32
+    })
 });
 
 /// A weak but sufficient hash of a counter: the finaliser of splitmix64.
@@ -186,29 +184,33 @@ fn scales(key: u64, groups: usize, deviation: f32, extreme: f32) -> Vec<u16> {
 }
 
 /// The quantiles through a conversion.
-fn table<T>(convert: impl Fn(f32) -> T) -> Vec<T> {
-    NORMAL.iter().map(|&normal| convert(normal)).collect()
+fn table<T>(convert: impl Fn(f32) -> T) -> [T; QUANTILES] {
+    NORMAL.map(convert)
 }
 
 /// Packed bytes of two int4 codes: every pair of 64 quantiles.
-fn nibble_pairs() -> Vec<u8> {
+fn nibble_pairs() -> [u8; QUANTILES] {
     const COARSE: usize = 64;
     let step = 7.5 / LARGEST_OF_GROUP;
     let nibble = |at: usize| {
         let normal = NORMAL[(2 * at + 1) * QUANTILES / (2 * COARSE)];
         ((normal * step).round().clamp(-8.0, 7.0) + 8.0) as u8
     };
-    (0..QUANTILES).map(|at| nibble(at % COARSE) | nibble(at / COARSE) << 4).collect()
+    std::array::from_fn(|at| nibble(at % COARSE) | nibble(at / COARSE) << 4)
 }
 
-/// Fills with entries of a table of [`QUANTILES`], five from each 64-bit draw.
-fn fill<T: Copy>(target: &mut [T], key: u64, table: &[T]) {
+/// Fills with entries of a table, five from each 64-bit draw.
+fn fill<T: Copy>(target: &mut [T], key: u64, table: &[T; QUANTILES]) {
     const PER_DRAW: usize = 5;
     const BITS: usize = QUANTILES.trailing_zeros() as usize;
-    for (n, chunk) in target.chunks_mut(PER_DRAW).enumerate() {
-        let draw = mix(key.wrapping_add(n as u64)) as usize;
-        for (i, element) in chunk.iter_mut().enumerate() {
-            *element = table[draw >> (i * BITS) & (QUANTILES - 1)];
-        }
+    let pick = |draw: u64, at: usize| table[(draw >> (at * BITS)) as usize % QUANTILES];
+    let (draws, rest) = target.as_chunks_mut::<PER_DRAW>();
+    let last = mix(key.wrapping_add(draws.len() as u64));
+    for (n, chunk) in draws.iter_mut().enumerate() {
+        let draw = mix(key.wrapping_add(n as u64));
+        *chunk = std::array::from_fn(|at| pick(draw, at));
+    }
+    for (at, element) in rest.iter_mut().enumerate() {
+        *element = pick(last, at);
     }
 }
