@@ -162,7 +162,7 @@ impl History {
                 *sum += *weight * value;
             }
         }
-        for value in sum.iter_mut() {
+        for value in &mut sum {
             *value /= total;
         }
         sum

@@ -45,7 +45,7 @@ pub(super) fn prepare(
             let factor = if head < shape.key_heads { 1.0 / (shape.key_dim as f32).sqrt() } else { 1.0 };
             normalise(values, factor);
         }
-        for value in out[..shape.conv_channels()].iter_mut() {
+        for value in &mut out[..shape.conv_channels()] {
             *value = activations.round(*value);
         }
         for head in 0..shape.value_heads {
@@ -168,11 +168,16 @@ fn scan_rows(
     for span in &batch.spans {
         let base = &mut state.base[span.slot * shape.state_elements()..][..shape.state_elements()];
         let ring = &mut state.ring[span.slot * ring_elements..][..ring_elements];
-        for (head, base) in base.chunks_mut(head_elements).enumerate() {
-            let mut ring = HeadRing::new(shape, head, ring, span.ring_len);
-            if ring.len() == RING_TOKENS {
-                ring.fold(base);
+        let folds = span.ring_len == RING_TOKENS;
+        if folds {
+            // All heads before the first append: value heads share the keys of the ring's entries.
+            for (head, base) in base.chunks_mut(head_elements).enumerate() {
+                HeadRing::new(shape, head, ring, RING_TOKENS).fold(base);
             }
+        }
+        let ring_len = if folds { 0 } else { span.ring_len };
+        for (head, base) in base.chunks_mut(head_elements).enumerate() {
+            let mut ring = HeadRing::new(shape, head, ring, ring_len);
             for row in span.first_row..span.first_row + span.rows {
                 let output = ring.append(base, &HeadRow::of(shape, mixed.row(row), head));
                 store_rounded(activations, &output, &mut out.row_mut(row)[head * shape.value_dim..]);
@@ -201,7 +206,7 @@ fn read_state(base: &[f32], x: &[f32], factor: f32) -> Vec<f32> {
     for (x, state_row) in x.iter().zip(base.chunks(value_dim)) {
         add_scaled(&mut sum, *x, state_row);
     }
-    for value in sum.iter_mut() {
+    for value in &mut sum {
         *value *= factor;
     }
     sum
@@ -228,20 +233,20 @@ fn update_state(base: &mut [f32], factor: f32, writes: &[(f32, &[f32], &[f32])])
 /// WY form with both right-hand sides solved at once by forward substitution;
 /// `O = diag(e^G) Q S + (Q Kᵀ ⊙ L) U'`; `S ← e^(G_n) S + (diag(e^(G_n − G)) K)ᵀ U'`.
 pub(super) fn chunk_head(rows: &[HeadRow<'_>], base: &mut [f32]) -> Vec<Vec<f32>> {
-    let logs = running_sum(rows.iter().map(|row| row.log_decay));
+    let logs = log_sums(rows.iter().map(|row| row.log_decay));
     let mut corrected: Vec<Vec<f32>> = Vec::with_capacity(rows.len());
     for (i, row) in rows.iter().enumerate() {
-        let mut predicted = read_state(base, row.key, logs[i].exp());
+        let mut predicted = read_state(base, row.key, decay(logs[i]));
         for (j, corrected) in corrected.iter().enumerate() {
-            let weight = (logs[i] - logs[j]).exp() * dot(rows[j].key, row.key);
+            let weight = decay(logs[i] - logs[j]) * dot(rows[j].key, row.key);
             add_scaled(&mut predicted, weight, corrected);
         }
         corrected.push(row.value.iter().zip(predicted).map(|(v, p)| row.beta * (v - p)).collect());
     }
     let outputs = rows.iter().enumerate().map(|(i, row)| {
-        let mut output = read_state(base, row.query, logs[i].exp());
+        let mut output = read_state(base, row.query, decay(logs[i]));
         for (j, corrected) in corrected.iter().enumerate().take(i + 1) {
-            let weight = (logs[i] - logs[j]).exp() * dot(rows[j].key, row.query);
+            let weight = decay(logs[i] - logs[j]) * dot(rows[j].key, row.query);
             add_scaled(&mut output, weight, corrected);
         }
         output
@@ -252,19 +257,26 @@ pub(super) fn chunk_head(rows: &[HeadRow<'_>], base: &mut [f32]) -> Vec<Vec<f32>
         .iter()
         .zip(&logs)
         .zip(&corrected)
-        .map(|((row, log), u)| ((end - log).exp(), row.key, &u[..]))
+        .map(|((row, log), u)| (decay(end - log), row.key, &u[..]))
         .collect();
-    update_state(base, end.exp(), &writes);
+    update_state(base, decay(end), &writes);
     outputs
 }
 
-fn running_sum(values: impl Iterator<Item = f32>) -> Vec<f32> {
-    values
-        .scan(0.0, |sum, value| {
-            *sum += value;
+/// Sums of the first 1, 2, … log-decays, in f64: a head that forgets everything at one token (−90) and nothing at
+/// the next would otherwise lose the small differences in the rounding of the large sum.
+fn log_sums(log_decays: impl Iterator<Item = f32>) -> Vec<f64> {
+    log_decays
+        .scan(0.0, |sum, log_decay| {
+            *sum += f64::from(log_decay);
             Some(*sum)
         })
         .collect()
+}
+
+/// `e^log` in f32.
+fn decay(log: f64) -> f32 {
+    (log as f32).exp()
 }
 
 /// One value head's view of a slot's ring: entries `k̂ of the key heads | u | log-decay of the value heads`.
@@ -280,8 +292,8 @@ pub(super) struct HeadRing<'a> {
     corrected_at: usize,
     value_dim: usize,
     log_decay_at: usize,
-    /// Sums of the first 1, 2, … log-decays.
-    logs: Vec<f32>,
+    /// See [`log_sums`].
+    logs: Vec<f64>,
 }
 
 impl<'a> HeadRing<'a> {
@@ -289,7 +301,7 @@ impl<'a> HeadRing<'a> {
     pub(super) fn new(shape: &GdnShape, head: usize, entries: &'a mut [f32], len: usize) -> Self {
         let (entry_elements, values_end) = (shape.ring_entry(), shape.key_columns() + shape.value_columns());
         let log_decay_at = values_end + head;
-        let logs = running_sum((0..len).map(|j| entries[j * entry_elements + log_decay_at]));
+        let logs = log_sums((0..len).map(|j| entries[j * entry_elements + log_decay_at]));
         Self {
             entries,
             entry_elements,
@@ -302,6 +314,7 @@ impl<'a> HeadRing<'a> {
         }
     }
 
+    /// Committed entries and the rows appended since.
     pub(super) fn len(&self) -> usize {
         self.logs.len()
     }
@@ -315,9 +328,9 @@ impl<'a> HeadRing<'a> {
     }
 
     /// `sum += Σ_{j < len} (G/G_j) (k̂_j · x) u_j` with `G = e^log`, in index order.
-    fn read(&self, x: &[f32], log: f32, sum: &mut [f32]) {
+    fn read(&self, x: &[f32], log: f64, sum: &mut [f32]) {
         for (j, entry_log) in self.logs.iter().enumerate() {
-            let weight = (log - entry_log).exp() * dot(self.key(j), x);
+            let weight = decay(log - entry_log) * dot(self.key(j), x);
             add_scaled(sum, weight, self.corrected(j));
         }
     }
@@ -326,8 +339,8 @@ impl<'a> HeadRing<'a> {
     /// `pred = G_t S_bᵀ k̂_t + Σ_{j<t} (G_t/G_j)(k̂_j·k̂_t) u_j`, `u_t = β_t (v_t − pred)`,
     /// `o_t = G_t S_bᵀ q̂_t + Σ_{j≤t} (G_t/G_j)(k̂_j·q̂_t) u_j`.
     pub(super) fn append(&mut self, base: &[f32], row: &HeadRow<'_>) -> Vec<f32> {
-        let log = self.logs.last().copied().unwrap_or(0.0) + row.log_decay;
-        let mut predicted = read_state(base, row.key, log.exp());
+        let log = self.logs.last().copied().unwrap_or(0.0) + f64::from(row.log_decay);
+        let mut predicted = read_state(base, row.key, decay(log));
         self.read(row.key, log, &mut predicted);
 
         let entry = &mut self.entries[self.logs.len() * self.entry_elements..][..self.entry_elements];
@@ -339,7 +352,7 @@ impl<'a> HeadRing<'a> {
         entry[self.log_decay_at] = row.log_decay;
         self.logs.push(log);
 
-        let mut output = read_state(base, row.query, log.exp());
+        let mut output = read_state(base, row.query, decay(log));
         self.read(row.query, log, &mut output);
         output
     }
@@ -351,9 +364,9 @@ impl<'a> HeadRing<'a> {
             .logs
             .iter()
             .enumerate()
-            .map(|(j, log)| ((end - log).exp(), self.key(j), self.corrected(j)))
+            .map(|(j, log)| (decay(end - log), self.key(j), self.corrected(j)))
             .collect();
-        update_state(base, end.exp(), &writes);
+        update_state(base, decay(end), &writes);
         self.logs.clear();
     }
 }

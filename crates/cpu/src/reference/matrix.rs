@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_widened_row_is_value_by_value_the_definition() {
-        let (rows, cols) = (3, 259);
+        let (rows, cols) = (3, 259usize);
         let bits: Vec<u16> = (0..rows * cols).map(|i| (i * 7919 % 31_000) as u16).collect();
         let values: Vec<f32> = bits.iter().map(|b| f16_to_f32(*b)).collect();
         let codes: Vec<i8> = bits.iter().map(|b| *b as i8).collect();

@@ -1,0 +1,184 @@
+//! Drawing tokens and log-probabilities.
+
+use super::outputs::{Closeness, Outputs, POISON, Tensor};
+use super::rows::{smaller_companies, upload};
+use super::{Bench, Failure, OpRun, Part, Random};
+use crate::{Device, SampleRow, Sampled, ScoreRow};
+
+/// A [`SampleRow`] that owns its lists.
+#[derive(Debug, Clone)]
+struct HostRow {
+    row: SampleRow<'static>,
+    seen: Vec<(u32, u32)>,
+    bias: Vec<(u32, f32)>,
+    banned: Vec<u32>,
+}
+
+impl HostRow {
+    fn borrow(&self) -> SampleRow<'_> {
+        SampleRow { seen: &self.seen, bias: &self.bias, banned: &self.banned, ..self.row.clone() }
+    }
+
+    /// Every parameter at random, each off with some probability.
+    fn random(random: &mut Random, logits_row: usize, vocab_limit: usize) -> Self {
+        let token = |random: &mut Random| random.below(vocab_limit) as u32;
+        let mut row = SampleRow::greedy(logits_row, vocab_limit);
+        row.temperature = random.pick(&[0.0, 0.0, 0.3, 0.7, 1.0, 1.0, 2.0]).unwrap_or(1.0);
+        row.top_k = random.pick(&[0, 0, 1, 2, 20, vocab_limit, vocab_limit + 5]).unwrap_or(0);
+        row.top_p = random.pick(&[1.0, 1.0, 0.9, 0.5, 0.05, 0.0]).unwrap_or(1.0);
+        row.min_p = random.pick(&[0.0, 0.0, 0.01, 0.3, 1.0]).unwrap_or(0.0);
+        row.presence_penalty = random.pick(&[0.0, 0.0, 1.5, -1.0]).unwrap_or(0.0);
+        row.frequency_penalty = random.pick(&[0.0, 0.0, 0.5, -0.5]).unwrap_or(0.0);
+        row.repetition_penalty = random.pick(&[1.0, 1.0, 1.3, 0.8]).unwrap_or(1.0);
+        row.seed = random.bits();
+        row.position = random.below(262_144) as u64;
+        row.top_logprobs = random.pick(&[None, Some(0), Some(1), Some(5), Some(20)]).unwrap_or(None);
+        let mut seen: Vec<(u32, u32)> =
+            (0..random.below(30)).map(|_| (token(random), random.below(4) as u32)).collect();
+        seen.sort_unstable();
+        seen.dedup_by_key(|(id, _)| *id);
+        let bias = (0..random.below(4)).map(|_| (token(random), random.uniform(-110.0, 10.0))).collect();
+        let banned = (0..random.below(4)).map(|_| token(random)).collect();
+        Self { row, seen, bias, banned }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Sample(Vec<HostRow>),
+    Score(Vec<ScoreRow>),
+}
+
+#[derive(Debug, Clone)]
+struct SampleRun {
+    kind: Kind,
+    vocab: usize,
+    logits: Vec<f32>,
+}
+
+/// Most log-probabilities that a run of this file asks for.
+const TOP: usize = 20;
+
+fn tensors(results: &[Sampled], expected_rows: usize) -> Result<Outputs, Failure> {
+    if results.len() != expected_rows {
+        return Err(Failure::new(format!("{} results for {expected_rows} rows", results.len())));
+    }
+    let mut top_ids = Vec::new();
+    let mut top_values = Vec::new();
+    for result in results {
+        if result.top.len() > TOP {
+            return Err(Failure::new(format!(
+                "{} most likely tokens, {TOP} is the most asked for",
+                result.top.len()
+            )));
+        }
+        let padding = TOP - result.top.len();
+        // Ids as f32 are exact below 2^24; the padding shows how many there were.
+        top_ids.extend(result.top.iter().map(|(id, _)| *id as f32).chain((0..padding).map(|_| -1.0)));
+        top_values.extend(result.top.iter().map(|(_, value)| *value).chain((0..padding).map(|_| 0.0)));
+    }
+    let tokens = results.iter().map(|result| result.token as f32).collect();
+    // Every NaN says the same: none was asked for.
+    let logprobs = results.iter().map(|result| if result.logprob.is_nan() { POISON } else { result.logprob });
+    Ok(Outputs::of_rows(vec![
+        Tensor::new("token", 1, tokens, Closeness::Bits),
+        Tensor::new("logprob", 1, logprobs.collect(), Closeness::Exact),
+        Tensor::new("top ids", TOP, top_ids, Closeness::Bits),
+        Tensor::new("top logprobs", TOP, top_values, Closeness::Exact),
+    ]))
+}
+
+impl OpRun for SampleRun {
+    fn describe(&self) -> String {
+        match &self.kind {
+            Kind::Sample(rows) => format!("vocabulary {}, {rows:?}", self.vocab),
+            Kind::Score(rows) => format!("vocabulary {}, {rows:?}", self.vocab),
+        }
+    }
+
+    fn execute<D: Device>(&self, device: &mut D) -> Result<Outputs, Failure> {
+        let logits = upload(device, self.vocab, &self.logits)?;
+        match &self.kind {
+            Kind::Sample(rows) => {
+                let borrowed: Vec<SampleRow<'_>> = rows.iter().map(HostRow::borrow).collect();
+                tensors(&device.sample(&logits, &borrowed)?, rows.len())
+            }
+            Kind::Score(rows) => tensors(&device.score(&logits, rows)?, rows.len()),
+        }
+    }
+
+    fn with_less_company(&self, random: &mut Random) -> Vec<Part<Self>> {
+        let count = match &self.kind {
+            Kind::Sample(rows) => rows.len(),
+            Kind::Score(rows) => rows.len(),
+        };
+        let part = |rows: Vec<usize>| {
+            let kind = match &self.kind {
+                Kind::Sample(all) => Kind::Sample(rows.iter().map(|row| all[*row].clone()).collect()),
+                Kind::Score(all) => Kind::Score(rows.iter().map(|row| all[*row]).collect()),
+            };
+            Part { run: Self { kind, ..self.clone() }, rows, spans: Vec::new() }
+        };
+        smaller_companies(random, count).into_iter().map(part).collect()
+    }
+}
+
+/// Rows of logits: spread ones, flat ones, ones with many equal values, and ones with NaN and infinities.
+fn random_logits(random: &mut Random, rows: usize, vocab: usize, limit: usize) -> Vec<f32> {
+    let mut logits = Vec::with_capacity(rows * vocab);
+    for _ in 0..rows {
+        let mut row = random.normals(vocab, 4.0);
+        match random.below(5) {
+            0 => row = row.into_iter().map(f32::round).collect(),
+            1 => row = row.into_iter().map(|logit| 0.01 * logit).collect(),
+            2 => {
+                for _ in 0..vocab / 8 {
+                    row[random.below(vocab)] = f32::NAN;
+                    row[random.below(vocab)] = f32::NEG_INFINITY;
+                }
+            }
+            _ => {}
+        }
+        // The padding rows of a head are not zero: the largest logits of all, and never to be drawn.
+        for logit in &mut row[limit..] {
+            *logit += 100.0;
+        }
+        logits.extend(row);
+    }
+    logits
+}
+
+const VOCABULARIES: [(usize, usize); 5] = [(1, 1), (16, 15), (64, 64), (517, 500), (8192, 8183)];
+
+pub(super) fn sample<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
+    for (vocab, limit) in VOCABULARIES {
+        for rows in [1, 2, 9, 33] {
+            let logits = random_logits(&mut bench.random, rows, vocab, limit);
+            let mut order: Vec<usize> = (0..rows).collect();
+            bench.random.shuffle(&mut order);
+            let mut host_rows: Vec<HostRow> =
+                order.iter().map(|row| HostRow::random(&mut bench.random, *row, limit)).collect();
+            // Nothing left to draw: all banned.
+            host_rows[0].banned = (0..limit as u32).collect();
+            bench.check(&SampleRun { kind: Kind::Sample(host_rows), vocab, logits })?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn score<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
+    for (vocab, limit) in VOCABULARIES {
+        for rows in [1, 2, 17] {
+            let logits = random_logits(&mut bench.random, rows, vocab, limit);
+            let row = |random: &mut Random| ScoreRow {
+                logits_row: random.below(rows),
+                token: random.below(vocab) as u32,
+                vocab_limit: limit,
+                top_logprobs: random.below(TOP + 1),
+            };
+            let score_rows = (0..rows + 3).map(|_| row(&mut bench.random)).collect();
+            bench.check(&SampleRun { kind: Kind::Score(score_rows), vocab, logits })?;
+        }
+    }
+    Ok(())
+}
