@@ -98,11 +98,18 @@ impl Batch {
         let mut next_row = 0;
         for (index, span) in self.spans.iter().enumerate() {
             if span.rows == 0 || span.first_row != next_row {
-                return Err(format!("span {index} has rows {}+{}, expected at {next_row}", span.first_row, span.rows));
+                return Err(format!(
+                    "span {index} has rows {}+{}, expected at {next_row}",
+                    span.first_row, span.rows
+                ));
             }
             next_row += span.rows;
             if span.first_page + span.pages() > self.page_table.len() {
-                return Err(format!("span {index} needs {} pages, table holds {}", span.pages(), self.page_table.len()));
+                return Err(format!(
+                    "span {index} needs {} pages, table holds {}",
+                    span.pages(),
+                    self.page_table.len()
+                ));
             }
             if self.phase == Phase::Rows {
                 let base = if span.ring_len == RING_TOKENS { 0 } else { span.ring_len };
@@ -126,12 +133,17 @@ impl Batch {
             let Some(span) = self.spans.get(chunk.span) else {
                 return Err(format!("chunk of span {} of {}", chunk.span, self.spans.len()));
             };
-            let inside = chunk.first_row >= span.first_row && chunk.first_row + chunk.rows <= span.first_row + span.rows;
+            let inside = chunk.first_row >= span.first_row
+                && chunk.first_row + chunk.rows <= span.first_row + span.rows;
             if chunk.first_row != next_row || !inside || chunk.rows == 0 || chunk.rows > CHUNK_TOKENS {
                 return Err(format!("chunk rows {}+{}, expected at {next_row}", chunk.first_row, chunk.rows));
             }
             next_row += chunk.rows;
         }
-        if next_row == self.rows() { Ok(()) } else { Err(format!("chunks cover {next_row} rows of {}", self.rows())) }
+        if next_row == self.rows() {
+            Ok(())
+        } else {
+            Err(format!("chunks cover {next_row} rows of {}", self.rows()))
+        }
     }
 }

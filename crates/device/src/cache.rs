@@ -50,7 +50,8 @@ pub struct CacheSpec {
 impl CacheSpec {
     /// Bytes of one page over all KV layers, keys and values.
     pub fn page_bytes(&self) -> u64 {
-        (self.kv_layers * 2 * crate::batch::PAGE_TOKENS * self.attention.kv_columns() * self.kv_type.bytes()) as u64
+        (self.kv_layers * 2 * crate::batch::PAGE_TOKENS * self.attention.kv_columns() * self.kv_type.bytes())
+            as u64
     }
     /// Bytes of one slot over all GDN layers: base state, ring and conv ring, all f32.
     pub fn slot_bytes(&self) -> u64 {

@@ -110,7 +110,9 @@ impl MatrixData<'_> {
         };
         match self.elements {
             MatrixElements::F32(values) => expect("elements", values.len(), elements),
-            MatrixElements::F16(bits) | MatrixElements::Bf16(bits) => expect("elements", bits.len(), elements),
+            MatrixElements::F16(bits) | MatrixElements::Bf16(bits) => {
+                expect("elements", bits.len(), elements)
+            }
             MatrixElements::Int8 { codes, scales: found } => {
                 expect("codes", codes.len(), elements)?;
                 expect("scales", found.len(), scales)

@@ -18,7 +18,7 @@ pub struct DeviceFacts {
 pub struct GdnWeights<D: Device + ?Sized> {
     /// `[conv_channels, conv_width]`: depthwise taps, the last one multiplies the newest sample.
     pub conv: D::Vector,
-    /// `[value_heads]`: −exp(A_log), so that log-decay = `decay_rate · softplus(a + dt_bias)`.
+    /// `[value_heads]`: `−exp(A_log)`, so that log-decay = `decay_rate · softplus(a + dt_bias)`.
     pub decay_rate: D::Vector,
     /// `[value_heads]`.
     pub dt_bias: D::Vector,
@@ -69,7 +69,12 @@ pub trait Device: Send + 'static {
     fn begin_step(&mut self, batch: &Batch) -> Result<(), DeviceError>;
 
     /// `out[row] = table[batch.tokens[row]]`, dequantised. Token ids are below the table's rows.
-    fn embed(&mut self, table: &Self::Matrix, batch: &Batch, out: &mut Self::Buffer) -> Result<(), DeviceError>;
+    fn embed(
+        &mut self,
+        table: &Self::Matrix,
+        batch: &Batch,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
 
     /// `out[row] = x[row] · rsqrt(mean(x[row]²) + eps) · weight`.
     fn rms_norm(
@@ -130,7 +135,6 @@ pub trait Device: Send + 'static {
     /// type. Norm: RMS over a head with `q_norm`/`k_norm` `[head_dim]`. RoPE: dims `i` and `i + rope_dims/2` of
     /// the first `rope_dims` turn by `θ = f32(position) · f32(rope_theta^(−2i/rope_dims))`, product in f32:
     /// `(a, b) → (a cos θ − b sin θ, b cos θ + a sin θ)`. Gates stay where they are.
-    #[expect(clippy::too_many_arguments, reason = "one fused op: splitting it would cost a pass over memory")]
     fn attention_prepare(
         &mut self,
         batch: &Batch,
@@ -146,7 +150,6 @@ pub trait Device: Send + 'static {
     /// Causal softmax attention over the pages, then the sigmoid gate:
     /// `out[row][head] = σ(gate[row][head]) ⊙ Σ_p softmax_p(scale · query·key_p) value_p` over positions
     /// `p ≤` the row's own. `projected` is the input of [`Device::attention_prepare`] (for the gates).
-    #[expect(clippy::too_many_arguments, reason = "one fused op")]
     fn attention(
         &mut self,
         batch: &Batch,
@@ -166,7 +169,6 @@ pub trait Device: Send + 'static {
     /// q̂ and k̂ L2-normalised per head (`rsqrt(Σ² + 1e-6)`), q̂ also times `key_dim^(-1/2)`;
     /// `log-decay = decay_rate · softplus(a + dt_bias)` (softplus(x) = x above 20), `β = σ(b)`; the last two are
     /// never rounded. Spans may have any number of rows in the prefill phase.
-    #[expect(clippy::too_many_arguments, reason = "one fused op")]
     fn gdn_prepare(
         &mut self,
         batch: &Batch,
@@ -187,7 +189,7 @@ pub trait Device: Send + 'static {
     /// *Prefill*: one [`crate::Chunk`] after another in the chunked (WY) form; the base state is carried in f32
     /// and left up to date in the slot, the ring stays empty.
     ///
-    /// *Rows*: with base state S_b, ring entries j = 1..m (k̂_j, u_j, log-decay_j) and `G_j` the product of the
+    /// *Rows*: with base state `S_b`, ring entries j = 1..m (`k̂_j`, `u_j`, `log-decay_j`) and `G_j` the product of the
     /// first j decays (a sum of logs), row t = m + 1 gets
     /// `pred = G_t S_bᵀ k̂_t + Σ_{j<t} (G_t/G_j)(k̂_j·k̂_t) u_j`, `u_t = β_t (v_t − pred)`,
     /// `o_t = G_t S_bᵀ q̂_t + Σ_{j≤t} (G_t/G_j)(k̂_j·q̂_t) u_j`, sums in index order, and appends entry t
@@ -217,7 +219,6 @@ pub trait Device: Send + 'static {
 
     /// Input of the MTP module: `out[row] = rms_norm(table[batch.tokens[row]], embed_norm) |
     /// rms_norm(hidden[row], hidden_norm)`.
-    #[expect(clippy::too_many_arguments, reason = "one fused op")]
     fn mtp_combine(
         &mut self,
         batch: &Batch,
@@ -254,7 +255,12 @@ pub trait Device: Send + 'static {
     /// Copies one page over all KV layers.
     fn copy_page(&mut self, cache: &mut Self::Cache, from: usize, to: usize) -> Result<(), DeviceError>;
     /// Reads one layer's state of a slot.
-    fn read_state(&mut self, cache: &Self::Cache, gdn_layer: usize, slot: usize) -> Result<GdnState, DeviceError>;
+    fn read_state(
+        &mut self,
+        cache: &Self::Cache,
+        gdn_layer: usize,
+        slot: usize,
+    ) -> Result<GdnState, DeviceError>;
     /// Writes one layer's state of a slot.
     fn write_state(
         &mut self,
@@ -264,7 +270,8 @@ pub trait Device: Send + 'static {
         state: &GdnState,
     ) -> Result<(), DeviceError>;
     /// Reads one page of one layer.
-    fn read_page(&mut self, cache: &Self::Cache, kv_layer: usize, page: usize) -> Result<KvPage, DeviceError>;
+    fn read_page(&mut self, cache: &Self::Cache, kv_layer: usize, page: usize)
+    -> Result<KvPage, DeviceError>;
     /// Writes one page of one layer, rounding to the KV type.
     fn write_page(
         &mut self,

@@ -1,0 +1,226 @@
+//! From a checkpoint to weights on the device.
+
+use qwill_device::{CacheSpec, Device, GdnWeights, Geometry, KvType, LayerKind};
+use qwill_weights::{Checkpoint, Quantize};
+
+use crate::names::{
+    ATTENTION_INPUTS, ATTENTION_OUTPUT, EMBEDDING, GDN_INPUTS, GDN_OUTPUT, HEAD, MLP_INPUTS, MLP_OUTPUT,
+    MTP_FC, in_layer, in_mtp_layer, matrices, matrix_shape,
+};
+use crate::weights::{
+    AttentionWeights, GdnLayerWeights, LayerWeights, MixerWeights, MlpWeights, MtpWeights, Weights,
+};
+use crate::workspace::Workspace;
+use crate::{Model, ModelError};
+
+/// How much a model takes and in which form.
+#[derive(Debug, Clone)]
+pub struct ModelOptions {
+    /// What to do with dense linear weights.
+    pub quantize: Quantize,
+    /// Storage of keys and values.
+    pub kv_type: KvType,
+    /// KV pages.
+    pub pages: usize,
+    /// State slots.
+    pub slots: usize,
+    /// Rows of a step at most.
+    pub max_rows: usize,
+    /// Rows whose logits a step may ask for at most.
+    pub max_logit_rows: usize,
+}
+
+/// How far loading has come.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadProgress<'a> {
+    /// The matrix just placed.
+    pub name: &'a str,
+    /// Matrices placed so far.
+    pub done: usize,
+    /// Matrices in all.
+    pub total: usize,
+    /// Parameters placed so far.
+    pub parameters: u64,
+}
+
+/// The geometry that will run: the checkpoint's own, without an MTP module if no tensor of one exists.
+pub fn effective_geometry(checkpoint: &Checkpoint) -> Geometry {
+    let mut geometry = checkpoint.config().geometry.clone();
+    if !checkpoint.names().any(|name| name.starts_with("mtp.")) {
+        geometry.mtp_layers = 0;
+    }
+    geometry
+}
+
+/// Sizes of the caches for a geometry and options.
+pub(crate) fn cache_spec(geometry: &Geometry, options: &ModelOptions) -> CacheSpec {
+    CacheSpec {
+        kv_layers: geometry.kv_layers(),
+        attention: geometry.attention,
+        kv_type: options.kv_type,
+        pages: options.pages,
+        gdn_layers: geometry.gdn_layers(),
+        gdn: geometry.gdn,
+        slots: options.slots,
+    }
+}
+
+impl<D: Device> Model<D> {
+    /// Loads a checkpoint onto a device and makes caches and buffers. `progress` is called after every matrix.
+    pub fn load(
+        device: D,
+        checkpoint: &Checkpoint,
+        options: &ModelOptions,
+        progress: &mut dyn FnMut(LoadProgress<'_>),
+    ) -> Result<Self, ModelError> {
+        let geometry = effective_geometry(checkpoint);
+        let mut loader = Loader {
+            device,
+            checkpoint,
+            quantize: options.quantize,
+            total: matrices(&geometry).len(),
+            geometry: &geometry,
+            progress,
+            done: 0,
+            parameters: 0,
+        };
+        let weights = loader.weights()?;
+        let mut device = loader.device;
+        let cache = device.cache(&cache_spec(&geometry, options))?;
+        let work = Workspace::new(&mut device, &geometry, options.max_rows, options.max_logit_rows)?;
+        Ok(Self { device, geometry, weights, cache, work })
+    }
+}
+
+struct Loader<'a, D: Device> {
+    device: D,
+    checkpoint: &'a Checkpoint,
+    quantize: Quantize,
+    geometry: &'a Geometry,
+    progress: &'a mut dyn FnMut(LoadProgress<'_>),
+    total: usize,
+    done: usize,
+    parameters: u64,
+}
+
+impl<D: Device> Loader<'_, D> {
+    fn weights(&mut self) -> Result<Weights<D>, ModelError> {
+        let hidden = self.geometry.hidden;
+        Ok(Weights {
+            embedding: self.matrix(EMBEDDING)?,
+            layers: self.layers()?,
+            final_norm: self.norm("norm.weight", hidden)?,
+            head: if self.geometry.tied_head { None } else { Some(self.matrix(HEAD)?) },
+            mtp: if self.geometry.mtp_layers > 0 { Some(self.mtp()?) } else { None },
+        })
+    }
+
+    fn layers(&mut self) -> Result<Vec<LayerWeights<D>>, ModelError> {
+        let (mut gdn_layers, mut attention_layers) = (0, 0);
+        let mut layers = Vec::with_capacity(self.geometry.layers.len());
+        for (index, kind) in self.geometry.layers.iter().enumerate() {
+            let name = |module: &str| in_layer(index, module);
+            let (mixer, counter) = match kind {
+                LayerKind::Gdn => (MixerWeights::Gdn(self.gdn(&name)?), &mut gdn_layers),
+                LayerKind::Attention => {
+                    (MixerWeights::Attention(self.attention(&name)?), &mut attention_layers)
+                }
+            };
+            layers.push(LayerWeights { mixer, mlp: self.mlp(&name)?, cache_layer: *counter });
+            *counter += 1;
+        }
+        Ok(layers)
+    }
+
+    fn attention(&mut self, name: &dyn Fn(&str) -> String) -> Result<AttentionWeights<D>, ModelError> {
+        let (hidden, head_dim) = (self.geometry.hidden, self.geometry.attention.head_dim);
+        Ok(AttentionWeights {
+            input_norm: self.norm(&name("input_layernorm.weight"), hidden)?,
+            inputs: self.matrices(&ATTENTION_INPUTS, name)?,
+            q_norm: self.norm(&name("self_attn.q_norm.weight"), head_dim)?,
+            k_norm: self.norm(&name("self_attn.k_norm.weight"), head_dim)?,
+            output: self.matrix(&name(ATTENTION_OUTPUT))?,
+        })
+    }
+
+    fn gdn(&mut self, name: &dyn Fn(&str) -> String) -> Result<GdnLayerWeights<D>, ModelError> {
+        let shape = self.geometry.gdn;
+        let decay_rate: Vec<f32> = self
+            .checkpoint
+            .vector(&name("linear_attn.A_log"), shape.value_heads)?
+            .iter()
+            .map(|log| -log.exp())
+            .collect();
+        let conv_elements = shape.conv_channels() * shape.conv_width;
+        let small = GdnWeights {
+            conv: self.vector(&name("linear_attn.conv1d.weight"), conv_elements)?,
+            decay_rate: self.device.vector(&decay_rate)?,
+            dt_bias: self.vector(&name("linear_attn.dt_bias"), shape.value_heads)?,
+            norm: self.vector(&name("linear_attn.norm.weight"), shape.value_dim)?,
+        };
+        Ok(GdnLayerWeights {
+            input_norm: self.norm(&name("input_layernorm.weight"), self.geometry.hidden)?,
+            inputs: self.matrices(&GDN_INPUTS, name)?,
+            small,
+            output: self.matrix(&name(GDN_OUTPUT))?,
+        })
+    }
+
+    fn mlp(&mut self, name: &dyn Fn(&str) -> String) -> Result<MlpWeights<D>, ModelError> {
+        Ok(MlpWeights {
+            norm: self.norm(&name("post_attention_layernorm.weight"), self.geometry.hidden)?,
+            inputs: self.matrices(&MLP_INPUTS, name)?,
+            output: self.matrix(&name(MLP_OUTPUT))?,
+        })
+    }
+
+    fn mtp(&mut self) -> Result<MtpWeights<D>, ModelError> {
+        let hidden = self.geometry.hidden;
+        Ok(MtpWeights {
+            embed_norm: self.norm("mtp.pre_fc_norm_embedding.weight", hidden)?,
+            hidden_norm: self.norm("mtp.pre_fc_norm_hidden.weight", hidden)?,
+            fc: self.matrix(MTP_FC)?,
+            attention: self.attention(&in_mtp_layer)?,
+            mlp: self.mlp(&in_mtp_layer)?,
+            norm: self.norm("mtp.norm.weight", hidden)?,
+        })
+    }
+
+    fn matrices<const N: usize>(
+        &mut self,
+        modules: &[&str; N],
+        name: &dyn Fn(&str) -> String,
+    ) -> Result<[D::Matrix; N], ModelError> {
+        let mut placed = Vec::with_capacity(N);
+        for module in modules {
+            placed.push(self.matrix(&name(module))?);
+        }
+        placed.try_into().map_err(|_| ModelError::Batch("matrix group of another size".into()))
+    }
+
+    fn matrix(&mut self, name: &str) -> Result<D::Matrix, ModelError> {
+        let (rows, cols) = matrix_shape(self.geometry, name);
+        let matrix = self.checkpoint.matrix(name, rows, cols, self.quantize)?;
+        let placed = self.device.matrix(&matrix.data())?;
+        self.done += 1;
+        self.parameters += (rows * cols) as u64;
+        (self.progress)(LoadProgress {
+            name,
+            done: self.done,
+            total: self.total,
+            parameters: self.parameters,
+        });
+        Ok(placed)
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> Result<D::Vector, ModelError> {
+        let values = self.checkpoint.vector(name, len)?;
+        Ok(self.device.vector(&values)?)
+    }
+
+    /// A zero-centred norm weight: the factor is 1 + w, added in f32 because bfloat16 would lose bits.
+    fn norm(&mut self, name: &str, len: usize) -> Result<D::Vector, ModelError> {
+        let factors: Vec<f32> = self.checkpoint.vector(name, len)?.iter().map(|w| 1.0 + w).collect();
+        Ok(self.device.vector(&factors)?)
+    }
+}

@@ -1,0 +1,99 @@
+//! Perplexity over the golden windows of WikiText-2, in every numerics mode.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use common::{MAX_ROWS, Sequence, fast, json, logsumexp, reference, rows_of, tiny};
+use qwill_device::{Activations, Device, KvType};
+use qwill_model::Model;
+use qwill_weights::Quantize;
+
+struct Window {
+    ids: Vec<u32>,
+    nll: f64,
+    nll_bf16: f64,
+}
+
+fn windows() -> Vec<Window> {
+    let golden = json("golden/perplexity.json");
+    let windows = golden["windows"].as_array().unwrap();
+    windows
+        .iter()
+        .map(|window| Window {
+            ids: window["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect(),
+            nll: window["nll"].as_f64().unwrap(),
+            nll_bf16: window["nll_bf16"].as_f64().unwrap(),
+        })
+        .collect()
+}
+
+/// Negative log-likelihood of all tokens but the first, in f64.
+fn nll<D: Device>(model: &mut Model<D>, ids: &[u32]) -> f64 {
+    assert!(ids.len() <= MAX_ROWS);
+    model.clear_slot(1).unwrap();
+    let batch = Sequence::default().prefill_batch(ids);
+    let rows: Vec<usize> = (0..ids.len() - 1).collect();
+    model.forward(&batch, &rows).unwrap();
+    let logits = rows_of(&model.read_logits(rows.len()).unwrap(), rows.len());
+    logits.iter().zip(&ids[1..]).map(|(row, next)| logsumexp(row) - f64::from(row[*next as usize])).sum()
+}
+
+fn perplexity<D: Device>(model: &mut Model<D>, check: impl Fn(usize, &Window, f64)) -> f64 {
+    let (mut total, mut scored) = (0.0, 0);
+    for (index, window) in windows().iter().enumerate() {
+        let found = nll(model, &window.ids);
+        check(index, window, found);
+        total += found;
+        scored += window.ids.len() - 1;
+    }
+    assert_eq!(scored, 15_149);
+    (total / f64::from(scored as u32)).exp()
+}
+
+fn check_f32<D: Device>(name: &str, device: D) {
+    let mut model = tiny(device, Quantize::None, KvType::F32);
+    let found = perplexity(&mut model, |index, window, nll| {
+        assert!((nll / window.nll - 1.0).abs() < 1e-6, "window {index}: {nll}, expected {}", window.nll);
+    });
+    println!("{name} f32 perplexity {found:.4}");
+    assert!((found - 113.684).abs() <= 0.005, "{found}");
+}
+
+#[test]
+fn f32_perplexity_is_the_golden_one_on_the_reference_device() {
+    check_f32("reference", reference(Activations::F32));
+}
+
+#[test]
+fn f32_perplexity_is_the_golden_one_on_the_fast_device() {
+    check_f32("fast", fast(Activations::F32));
+}
+
+#[test]
+fn bfloat16_perplexity_is_within_its_tolerance() {
+    let mut model = tiny(fast(Activations::Bf16), Quantize::None, KvType::Bf16);
+    let found = perplexity(&mut model, |index, window, nll| {
+        // Per window, twice the reference implementation's own distance to f32.
+        assert!((nll / window.nll_bf16 - 1.0).abs() < 2e-3, "window {index}: {nll} and {}", window.nll_bf16);
+    });
+    println!("fast bf16 perplexity {found:.4}");
+    assert!((found - 113.70).abs() <= 0.2, "{found}");
+}
+
+/// Round-to-nearest weights cost a little; a wrong scale, group or nibble costs a lot.
+#[test]
+fn quantised_perplexity_is_close_to_f32() {
+    for (quantize, activations, most) in [
+        (Quantize::Int8, Activations::F32, 1.01),
+        (Quantize::Int8, Activations::Int8, 1.02),
+        (Quantize::Int4, Activations::F32, 1.15),
+        (Quantize::Int4, Activations::Int8, 1.16),
+    ] {
+        let mut model = tiny(fast(activations), quantize, KvType::Bf16);
+        let found = perplexity(&mut model, |_, _, _| {});
+        println!("fast {quantize:?} weights, {} activations: perplexity {found:.3}", activations.name());
+        let ratio = found / 113.684;
+        assert!((0.99..most).contains(&ratio), "{quantize:?} {activations:?}: {found}");
+    }
+}
