@@ -314,11 +314,6 @@ impl<'a> HeadRing<'a> {
         }
     }
 
-    /// Committed entries and the rows appended since.
-    pub(super) fn len(&self) -> usize {
-        self.logs.len()
-    }
-
     fn key(&self, j: usize) -> &[f32] {
         &self.entries[j * self.entry_elements + self.key_at..][..self.key_dim]
     }
@@ -358,7 +353,7 @@ impl<'a> HeadRing<'a> {
     }
 
     /// `S_b ← G_R S_b + Σ_j (G_R/G_j) k̂_j u_jᵀ` over all entries; the ring is then empty.
-    pub(super) fn fold(&mut self, base: &mut [f32]) {
+    pub(super) fn fold(self, base: &mut [f32]) {
         let end = self.logs.last().copied().unwrap_or(0.0);
         let writes: Vec<_> = self
             .logs
@@ -367,6 +362,5 @@ impl<'a> HeadRing<'a> {
             .map(|(j, log)| (decay(end - log), self.key(j), self.corrected(j)))
             .collect();
         update_state(base, decay(end), &writes);
-        self.logs.clear();
     }
 }

@@ -2,9 +2,12 @@
 
 use qwill_device::batch::{CHUNK_TOKENS, MAX_ROUND_ROWS};
 use qwill_device::suite::Random;
-use qwill_device::{GdnShape, RING_TOKENS};
+use qwill_device::{
+    Activations, AttentionShape, Batch, CacheSpec, Device, GdnShape, KvType, Phase, RING_TOKENS, Span,
+};
 
 use super::{distance, unit};
+use crate::ReferenceDevice;
 use crate::reference::gdn::{HeadRing, HeadRow, chunk_head};
 
 const KEY_DIM: usize = 16;
@@ -133,16 +136,16 @@ impl Slot {
 
     /// Runs `kept` and then `rejected`, and keeps the former; returns the kept rows' outputs.
     fn round(&mut self, kept: &[Token], rejected: &[Token]) -> Vec<f32> {
-        let mut ring = HeadRing::new(&SHAPE, 0, &mut self.ring, self.len);
-        if ring.len() == RING_TOKENS {
-            ring.fold(&mut self.base);
+        if self.len == RING_TOKENS {
+            HeadRing::new(&SHAPE, 0, &mut self.ring, RING_TOKENS).fold(&mut self.base);
+            self.len = 0;
         }
-        let before = ring.len();
+        let mut ring = HeadRing::new(&SHAPE, 0, &mut self.ring, self.len);
         let outputs: Vec<f32> = kept.iter().flat_map(|token| ring.append(&self.base, &token.row())).collect();
         for token in rejected {
             ring.append(&self.base, &token.row());
         }
-        self.len = before + kept.len();
+        self.len += kept.len();
         outputs
     }
 }
@@ -262,6 +265,84 @@ fn chunks_and_ring_tell_the_same_story() {
     let mut slot = Slot::new(&start);
     let ringed: Vec<f32> = tokens.chunks(16).flat_map(|round| slot.round(round, &[])).collect();
     assert!(distance(&ringed, &widen(&chunked)) < 1e-6);
+}
+
+/// The heads of a layer share keys and ring entries: each must still see its own recurrence, across folds.
+#[test]
+fn heads_that_share_keys_do_not_disturb_each_other() {
+    let shape = GdnShape { key_heads: 2, value_heads: 6, ..SHAPE };
+    let mut random = Random::new(4, "shared keys");
+    let total = 3 * RING_TOKENS + 5;
+    let mixed = random_mixed(&mut random, &shape, total);
+    let mut device = ReferenceDevice::new(Activations::F32);
+    let mut cache = device.cache(&cache_spec(shape)).unwrap();
+    let mut found = vec![Vec::new(); shape.value_heads];
+    let (mut position, mut ring_len) = (0, 0);
+    while position < total {
+        let room = MAX_ROUND_ROWS.min(RING_TOKENS - ring_len % RING_TOKENS).min(total - position);
+        let rows = random.between(1, room);
+        let mut input = device.buffer(rows, shape.mixed()).unwrap();
+        let mut out = device.buffer(rows, shape.value_columns()).unwrap();
+        device.write(&mut input, &mixed[position * shape.mixed()..][..rows * shape.mixed()]).unwrap();
+        let span = Span { first_row: 0, rows, position, slot: 0, ring_len, first_page: 0 };
+        let page_table = vec![0; span.pages()];
+        let batch = Batch {
+            phase: Phase::Rows,
+            tokens: vec![0; rows],
+            spans: vec![span],
+            page_table,
+            chunks: vec![],
+        };
+        device.gdn_scan(&batch, 0, &shape, &input, &mut cache, &mut out).unwrap();
+        for row in 0..rows {
+            for (head, values) in out.row(row).chunks(VALUE_DIM).enumerate() {
+                found[head].extend_from_slice(values);
+            }
+        }
+        position += rows;
+        ring_len = ring_len % RING_TOKENS + rows;
+    }
+    for (head, found) in found.iter().enumerate() {
+        let of_head = |row: &[f32]| {
+            let key_head = head / 3 * KEY_DIM;
+            Token {
+                query: row[key_head..][..KEY_DIM].to_vec(),
+                key: row[2 * KEY_DIM + key_head..][..KEY_DIM].to_vec(),
+                value: row[4 * KEY_DIM + head * VALUE_DIM..][..VALUE_DIM].to_vec(),
+                log_decay: row[4 * KEY_DIM + 6 * VALUE_DIM + head],
+                beta: row[4 * KEY_DIM + 6 * VALUE_DIM + 6 + head],
+            }
+        };
+        let tokens: Vec<Token> = mixed.chunks(shape.mixed()).map(of_head).collect();
+        let error = distance(found, &recurrence_f64(&tokens, &mut [0.0; KEY_DIM * VALUE_DIM]));
+        assert!(error < 2e-6, "head {head}: {error:e}");
+    }
+}
+
+/// Rows `q̂ | k̂ | v | log-decay | β` of two key heads and six value heads.
+fn random_mixed(random: &mut Random, shape: &GdnShape, rows: usize) -> Vec<f32> {
+    let mut mixed = Vec::new();
+    for _ in 0..rows {
+        for _ in 0..2 * shape.key_heads {
+            mixed.extend(unit(random, KEY_DIM));
+        }
+        mixed.extend(random.normals(shape.value_columns(), 1.0));
+        mixed.extend((0..shape.value_heads).map(|_| -random.uniform(0.0, 0.2)));
+        mixed.extend((0..shape.value_heads).map(|_| random.uniform(0.0, 1.0)));
+    }
+    mixed
+}
+
+fn cache_spec(gdn: GdnShape) -> CacheSpec {
+    let attention = AttentionShape {
+        query_heads: 1,
+        kv_heads: 1,
+        head_dim: 2,
+        rope_dims: 2,
+        rope_theta: 1e4,
+        norm_eps: 1e-6,
+    };
+    CacheSpec { kv_layers: 0, attention, kv_type: KvType::F32, pages: 1, gdn_layers: 1, gdn, slots: 1 }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
