@@ -5,7 +5,7 @@ use qwill_device::numeric::{bf16_to_f32, f32_to_bf16};
 use qwill_device::{CacheSpec, DeviceError, GdnState, KvPage, KvType, RING_TOKENS};
 
 /// Activations `[capacity_rows, cols]`, row-major f32.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Buffer {
     /// Row-major elements.
     pub(crate) data: Vec<f32>,
@@ -184,7 +184,8 @@ impl Cache {
         let missing = self.no_layer("write_state", gdn_layer);
         let slots = self.spec.slots;
         let layer = self.states.get_mut(gdn_layer).ok_or(missing)?;
-        let parts = [(&mut layer.base, &state.base), (&mut layer.ring, &state.ring), (&mut layer.conv, &state.conv)];
+        let parts =
+            [(&mut layer.base, &state.base), (&mut layer.ring, &state.ring), (&mut layer.conv, &state.conv)];
         for (part, values) in parts {
             let len = part.len() / slots;
             if values.len() != len {
@@ -226,7 +227,10 @@ impl Cache {
     }
 
     fn no_layer(&self, op: &'static str, layer: usize) -> DeviceError {
-        DeviceError::shape(op, format!("layer {layer} of {} GDN and {} KV layers", self.states.len(), self.kv.len()))
+        DeviceError::shape(
+            op,
+            format!("layer {layer} of {} GDN and {} KV layers", self.states.len(), self.kv.len()),
+        )
     }
 
     fn check_slot(&self, op: &'static str, slot: usize) -> Result<(), DeviceError> {

@@ -1,0 +1,145 @@
+//! Convolution, gates and L2 norms of a Gated `DeltaNet` layer.
+
+use qwill_device::batch::CONV_RING;
+use qwill_device::{Activations, Batch, GdnShape, Span};
+
+use super::blocks::{Blocks, steps};
+use super::elementwise::{round_row, sum_of_squares};
+use super::pool::Pool;
+use super::rows_per_piece;
+use super::simd::{self, Level, Simd, silu};
+use crate::Buffer;
+use crate::storage::StateLayer;
+
+/// Added to the sum of squares of a query or key head before the root.
+const L2_EPS: f32 = 1e-6;
+
+/// The weights as the kernel reads them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Weights<'a> {
+    /// `[conv_width, conv_channels]`: the transpose of the checkpoint's.
+    pub(super) taps: &'a [f32],
+    /// `[value_heads]`.
+    pub(super) decay_rate: &'a [f32],
+    /// `[value_heads]`.
+    pub(super) dt_bias: &'a [f32],
+}
+
+/// See `Device::gdn_prepare`. First every row is computed from the old ring and the batch, then the ring takes the
+/// batch's last inputs: so rows need not wait for each other.
+pub(super) fn prepare(
+    (level, pool, activations): (Level, &mut Pool, Activations),
+    batch: &Batch,
+    shape: &GdnShape,
+    weights: Weights<'_>,
+    projected: &Buffer,
+    state: &mut StateLayer,
+    mixed: &mut Buffer,
+) {
+    let per_piece = rows_per_piece(batch.rows(), 4 * shape.conv_channels(), pool.threads());
+    let bounds = steps(batch.rows(), per_piece);
+    let cols = mixed.cols;
+    let blocks = Blocks::new(&mut mixed.data, cols, bounds.clone(), vec![0, cols]);
+    let spans = span_of_rows(batch);
+    let ring = &state.conv;
+    pool.run(bounds.len() - 1, &|_, piece| {
+        let mut block = blocks.take(piece, 0);
+        let mut samples = Vec::with_capacity(shape.conv_width);
+        for row in 0..block.rows() {
+            let at = piece * per_piece + row;
+            gather_samples(shape, &batch.spans[spans[at]], at, projected, ring, &mut samples);
+            let out = &mut block.row_mut(row)[..shape.mixed()];
+            simd::gdn_prepare_row(level, activations, shape, weights, &samples, projected.row(at), out);
+        }
+    });
+    drop(blocks);
+    batch.spans.iter().for_each(|span| store_ring(shape, span, projected, &mut state.conv));
+}
+
+/// The span of every row.
+fn span_of_rows(batch: &Batch) -> Vec<usize> {
+    batch.spans.iter().enumerate().flat_map(|(index, span)| std::iter::repeat_n(index, span.rows)).collect()
+}
+
+fn ring_row<'a>(shape: &GdnShape, span: &Span, position: usize, ring: &'a [f32]) -> &'a [f32] {
+    let channels = shape.conv_channels();
+    &ring[(span.slot * CONV_RING + position % CONV_RING) * channels..][..channels]
+}
+
+/// The inputs under each tap, oldest first; `None` before the sequence's start.
+fn gather_samples<'a>(
+    shape: &GdnShape,
+    span: &Span,
+    row: usize,
+    projected: &'a Buffer,
+    ring: &'a [f32],
+    samples: &mut Vec<Option<&'a [f32]>>,
+) {
+    let index = row - span.first_row;
+    let position = span.position + index;
+    samples.clear();
+    samples.extend((0..shape.conv_width).rev().map(|age| {
+        if age <= index {
+            Some(&projected.row(row - age)[..shape.conv_channels()])
+        } else if age <= position {
+            Some(ring_row(shape, span, position - age, ring))
+        } else {
+            None
+        }
+    }));
+}
+
+/// Keeps the span's last inputs, each at its position modulo the ring's length.
+fn store_ring(shape: &GdnShape, span: &Span, projected: &Buffer, ring: &mut [f32]) {
+    let channels = shape.conv_channels();
+    for index in span.rows.saturating_sub(CONV_RING)..span.rows {
+        let slot_row = span.slot * CONV_RING + (span.position + index) % CONV_RING;
+        let input = &projected.row(span.first_row + index)[..channels];
+        ring[slot_row * channels..][..channels].copy_from_slice(input);
+    }
+}
+
+/// Kernel of one row: `out` is `q̂ | k̂ | v | log-decay | β`.
+#[inline(always)]
+pub(super) fn prepare_row_body<S: Simd>(
+    simd: S,
+    activations: Activations,
+    shape: &GdnShape,
+    weights: Weights<'_>,
+    samples: &[Option<&[f32]>],
+    input: &[f32],
+    out: &mut [f32],
+) {
+    let channels = shape.conv_channels();
+    let (convolved, gates) = out.split_at_mut(channels);
+    for first in (0..channels).step_by(S::LANES) {
+        let end = (first + S::LANES).min(channels);
+        let mut sum = simd.splat(0.0);
+        for (sample, taps) in samples.iter().zip(weights.taps.chunks(channels)) {
+            if let Some(sample) = sample {
+                sum =
+                    simd.mul_add(simd.load_part(&sample[first..end]), simd.load_part(&taps[first..end]), sum);
+            }
+        }
+        simd.store_part(&mut convolved[first..end], silu(simd, sum));
+    }
+    for (head, values) in convolved[..2 * shape.key_columns()].chunks_mut(shape.key_dim).enumerate() {
+        let factor = if head < shape.key_heads { 1.0 / (shape.key_dim as f32).sqrt() } else { 1.0 };
+        let scale = factor / (sum_of_squares(values) + L2_EPS).sqrt();
+        for value in values.iter_mut() {
+            *value *= scale;
+        }
+    }
+    round_row(activations, convolved);
+    let (log_decays, betas) = gates.split_at_mut(shape.value_heads);
+    for (head, (log_decay, beta)) in log_decays.iter_mut().zip(betas).enumerate() {
+        let decay_input = input[shape.a_column() + head] + weights.dt_bias[head];
+        *log_decay = weights.decay_rate[head] * softplus(decay_input);
+        *beta = 1.0 / (1.0 + (-input[shape.b_column() + head]).exp());
+    }
+}
+
+/// `ln(1 + e^x)`; `x` itself above 20.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
