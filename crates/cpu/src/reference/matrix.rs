@@ -1,7 +1,7 @@
 //! Weight matrices as they were stored: codes stay codes, one row is widened at a time.
 
-use qwill_device::matrix::{MatrixElements, WeightFormat};
-use qwill_device::numeric::f16_to_f32;
+use qwill_device::matrix::MatrixElements;
+use qwill_device::numeric::{bf16_to_f32, f16_to_f32};
 use qwill_device::{DeviceError, GROUP, MatrixData};
 
 /// An owned copy of a [`MatrixData`]: `[rows, cols]`, row = output, column = input.
@@ -39,42 +39,31 @@ impl Matrix {
         Ok(Self { rows: data.rows, cols: data.cols, elements })
     }
 
-    fn data(&self) -> MatrixData<'_> {
-        let elements = match &self.elements {
-            Elements::F32(values) => MatrixElements::F32(values),
-            Elements::F16(bits) => MatrixElements::F16(bits),
-            Elements::Bf16(bits) => MatrixElements::Bf16(bits),
-            Elements::Int8 { codes, scales } => MatrixElements::Int8 { codes, scales },
-            Elements::Int4 { packed, scales } => MatrixElements::Int4 { packed, scales },
-        };
-        MatrixData { rows: self.rows, cols: self.cols, elements }
-    }
-
     /// Whether the elements are integer codes with a scale per group.
     pub(super) fn is_quantised(&self) -> bool {
-        matches!(self.data().format(), WeightFormat::Int8 | WeightFormat::Int4)
+        matches!(self.elements, Elements::Int8 { .. } | Elements::Int4 { .. })
     }
 
     /// Writes row `row` in f32: exactly [`MatrixData::value`] of each column.
     pub(super) fn widen_row(&self, row: usize, out: &mut [f32]) {
-        if let Elements::F32(values) = &self.elements {
-            return out.copy_from_slice(&values[row * self.cols..(row + 1) * self.cols]);
+        let of_row = row * self.cols..(row + 1) * self.cols;
+        match &self.elements {
+            Elements::F32(values) => out.copy_from_slice(&values[of_row]),
+            Elements::F16(bits) => widen(&bits[of_row], f16_to_f32, out),
+            Elements::Bf16(bits) => widen(&bits[of_row], bf16_to_f32, out),
+            Elements::Int8 { .. } | Elements::Int4 { .. } => self.widen_codes(row, out),
         }
-        if self.is_quantised() {
-            let mut codes = vec![0; self.cols];
-            self.row_codes(row, &mut codes);
-            let groups = out.chunks_mut(GROUP).zip(codes.chunks(GROUP));
-            for (group, (values, codes)) in groups.enumerate() {
-                let scale = self.scale(row, group);
-                for (value, code) in values.iter_mut().zip(codes) {
-                    *value = f32::from(*code) * scale;
-                }
+    }
+
+    fn widen_codes(&self, row: usize, out: &mut [f32]) {
+        let mut codes = vec![0; self.cols];
+        self.row_codes(row, &mut codes);
+        let groups = out.chunks_mut(GROUP).zip(codes.chunks(GROUP));
+        for (group, (values, codes)) in groups.enumerate() {
+            let scale = self.scale(row, group);
+            for (value, code) in values.iter_mut().zip(codes) {
+                *value = f32::from(*code) * scale;
             }
-            return;
-        }
-        let data = self.data();
-        for (col, value) in out.iter_mut().enumerate() {
-            *value = data.value(row, col);
         }
     }
 
@@ -105,6 +94,12 @@ impl Matrix {
             }
             Elements::F32(_) | Elements::F16(_) | Elements::Bf16(_) => 1.0,
         }
+    }
+}
+
+fn widen(bits: &[u16], to_f32: fn(u16) -> f32, out: &mut [f32]) {
+    for (value, bits) in out.iter_mut().zip(bits) {
+        *value = to_f32(*bits);
     }
 }
 
