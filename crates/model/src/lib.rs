@@ -14,7 +14,7 @@ mod weights;
 mod workspace;
 
 pub use error::ModelError;
-pub use load::{LoadProgress, ModelOptions, effective_geometry};
+pub use load::{LoadProgress, ModelOptions};
 pub use mtp::MtpHidden;
 pub use plan::{PlanGroup, plan_weights, workspace_bytes};
 

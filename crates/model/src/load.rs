@@ -43,15 +43,6 @@ pub struct LoadProgress<'a> {
     pub parameters: u64,
 }
 
-/// The geometry that will run: the checkpoint's own, without an MTP module if no tensor of one exists.
-pub fn effective_geometry(checkpoint: &Checkpoint) -> Geometry {
-    let mut geometry = checkpoint.config().geometry.clone();
-    if !checkpoint.names().any(|name| name.starts_with("mtp.")) {
-        geometry.mtp_layers = 0;
-    }
-    geometry
-}
-
 /// Sizes of the caches for a geometry and options.
 pub(crate) fn cache_spec(geometry: &Geometry, options: &ModelOptions) -> CacheSpec {
     CacheSpec {
@@ -73,7 +64,7 @@ impl<D: Device> Model<D> {
         options: &ModelOptions,
         progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self, ModelError> {
-        let geometry = effective_geometry(checkpoint);
+        let geometry = checkpoint.config().geometry.clone();
         let mut loader = Loader {
             device,
             checkpoint,

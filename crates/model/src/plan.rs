@@ -3,7 +3,6 @@
 use qwill_device::{Geometry, WeightFormat};
 use qwill_weights::{Checkpoint, Quantize};
 
-use crate::load::effective_geometry;
 use crate::names::{Group, matrices, matrix_shape};
 use crate::workspace::Widths;
 
@@ -27,14 +26,14 @@ pub fn plan_weights(
     quantize: Quantize,
     matrix_bytes: &dyn Fn(WeightFormat, usize, usize) -> u64,
 ) -> Vec<PlanGroup> {
-    let geometry = effective_geometry(checkpoint);
+    let geometry = &checkpoint.config().geometry;
     let mut groups = Vec::new();
-    let all = matrices(&geometry);
+    let all = matrices(geometry);
     for group in Group::ALL {
         let mut by_format: Vec<(WeightFormat, u64)> = Vec::new();
         let mut parameters = 0;
         for (name, _) in all.iter().filter(|(_, of)| *of == group) {
-            let (rows, cols) = matrix_shape(&geometry, name);
+            let (rows, cols) = matrix_shape(geometry, name);
             // A missing tensor is loading's business to report; the plan counts it as bf16.
             let format = checkpoint.planned_format(name, quantize).unwrap_or(WeightFormat::Bf16);
             let bytes = matrix_bytes(format, rows, cols);
@@ -51,7 +50,7 @@ pub fn plan_weights(
             groups.push(PlanGroup { label: group.label(), formats: formats.join(", "), parameters, bytes });
         }
     }
-    let bytes = vector_elements(&geometry) * 4;
+    let bytes = vector_elements(geometry) * 4;
     let formats = WeightFormat::F32.name().to_owned();
     groups.push(PlanGroup { label: "norms and small", formats, parameters: bytes / 4, bytes });
     groups
