@@ -1,1 +1,56 @@
-//! Placeholder.
+//! The HTTP side of Qwill: an OpenAI-compatible API over an engine.
+//!
+//! A request is read and validated here, rendered and tokenised with `qwill-text`, and handed to the engine as a
+//! `qwill-contract` request; the engine's events come back as text, in one body or as server-sent events. The
+//! engine never sees a request that could fail: everything a client can get wrong is answered here with a 4xx
+//! that names the field.
+//!
+//! # Endpoints
+//! `POST /v1/chat/completions`, `POST /v1/completions`, `GET /v1/models[/{id}]`, `POST /tokenize`,
+//! `POST /detokenize`, `GET /health[/live|/ready]`, `GET /metrics`, `GET /version` and the chat page at `/`.
+//!
+//! # What is particular
+//! * Absent `max_tokens` means what fits in the context for chats, and 16 for `/v1/completions`, as `OpenAI`
+//!   documents it, unless [`SamplingDefaults::max_tokens`] says otherwise.
+//! * Thinking is returned as `reasoning_content` and, with the same text, as `reasoning`. Stop strings are looked
+//!   for in the answer only.
+//! * `tools` reach the template, and a tool call of the model is returned as text in `content`. With
+//!   `tool_choice: "none"` the tools are left out of the prompt.
+//! * Log-probabilities have one entry for each token that `usage.completion_tokens` counts, thinking and the
+//!   end-of-turn token included.
+//! * A known field that this server does not implement is refused with a 400 unless its value asks for nothing;
+//!   unknown fields are ignored with one warning per name in the log, or refused with
+//!   [`ServerOptions::strict_params`].
+
+mod app;
+mod auth;
+mod body;
+mod chat;
+mod choice;
+mod completions;
+mod connection;
+mod cors;
+mod error;
+mod fields;
+mod generation;
+mod health;
+mod known;
+mod log;
+mod logprobs;
+mod messages;
+mod metrics;
+mod models;
+mod options;
+mod params;
+mod prompt;
+mod random;
+mod request_id;
+mod router;
+mod server;
+mod sse;
+mod tokens;
+mod types;
+
+pub use error::ServerError;
+pub use options::{SamplingDefaults, ServerOptions, TextModel};
+pub use server::Server;

@@ -1,0 +1,147 @@
+//! What every handler shares.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::http::StatusCode;
+use qwill_contract::{EngineFacts, EngineHandle};
+use tokio::sync::{Semaphore, watch};
+
+use crate::auth::Keys;
+use crate::error::{ApiError, ServerError};
+use crate::health::StallWatch;
+use crate::metrics::Metrics;
+use crate::options::{ServerOptions, TextModel};
+use crate::types::unix_seconds;
+
+/// Unknown field names that are remembered; a client that makes names up must not fill memory.
+const WARNED_NAMES_LIMIT: usize = 256;
+
+pub(crate) struct App {
+    pub(crate) options: ServerOptions,
+    pub(crate) engine: EngineHandle,
+    pub(crate) text: TextModel,
+    pub(crate) keys: Keys,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) stall_watch: StallWatch,
+    /// Bounds how many prompts are rendered and tokenised at once.
+    pub(crate) preparing: Arc<Semaphore>,
+    pub(crate) started_unix_s: u64,
+    /// Set when shutdown begins: new work is refused.
+    draining: AtomicBool,
+    /// True when the time to drain is over: what still runs ends with an error.
+    aborting: watch::Sender<bool>,
+    warned_names: Mutex<HashSet<String>>,
+}
+
+impl App {
+    pub(crate) fn new(
+        options: ServerOptions,
+        engine: EngineHandle,
+        text: TextModel,
+    ) -> Result<Arc<Self>, ServerError> {
+        check(&options, engine.facts())?;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Arc::new(Self {
+            keys: Keys::new(&options.api_keys),
+            metrics: Arc::new(Metrics::new(engine.facts())?),
+            stall_watch: StallWatch::new(options.stall_timeout),
+            preparing: Arc::new(Semaphore::new(processors)),
+            started_unix_s: unix_seconds(),
+            draining: AtomicBool::new(false),
+            aborting: watch::channel(false).0,
+            warned_names: Mutex::default(),
+            options,
+            engine,
+            text,
+        }))
+    }
+
+    pub(crate) fn facts(&self) -> &EngineFacts {
+        self.engine.facts()
+    }
+
+    /// The name that the model goes by when the client does not choose one.
+    pub(crate) fn model_name(&self) -> &str {
+        self.facts().model_names.first().map_or("model", String::as_str)
+    }
+
+    /// The model name to answer with.
+    pub(crate) fn check_model(&self, asked: Option<String>) -> Result<String, ApiError> {
+        let Some(asked) = asked else { return Ok(self.model_name().to_owned()) };
+        if self.facts().model_names.contains(&asked) {
+            return Ok(asked);
+        }
+        let names = self.facts().model_names.join("`, `");
+        let shown: String = asked.chars().take(80).collect();
+        let message = format!("the model `{shown}` does not exist; this server has `{names}`");
+        let mut error = ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
+        error.param = Some("model".into());
+        Err(error)
+    }
+
+    /// An error when no work is taken now.
+    pub(crate) fn check_ready(&self) -> Result<(), ApiError> {
+        if self.is_draining() {
+            return Err(ApiError::draining());
+        }
+        ApiError::not_ready(&self.engine.load().state()).map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire) || self.engine.load().drain_requested()
+    }
+
+    /// Shutdown begins: nothing new is taken, here and in the engine.
+    pub(crate) fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.engine.load().request_drain();
+    }
+
+    /// The time is over: everything that still runs ends.
+    pub(crate) fn abort(&self) {
+        self.aborting.send_replace(true);
+    }
+
+    pub(crate) fn aborted(&self) -> watch::Receiver<bool> {
+        self.aborting.subscribe()
+    }
+
+    /// Whether `name` has not been warned about yet.
+    pub(crate) fn first_warning(&self, name: &str) -> bool {
+        let mut names = self.warned_names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.len() < WARNED_NAMES_LIMIT && names.insert(name.to_owned())
+    }
+}
+
+fn check(options: &ServerOptions, facts: &EngineFacts) -> Result<(), ServerError> {
+    let fail = |option, problem: &str| Err(ServerError::Option { option, problem: problem.into() });
+    if options.api_keys.iter().any(|key| key.trim().is_empty()) {
+        return fail("api_keys", "contains an empty key");
+    }
+    if options.body_limit_bytes == 0 {
+        return fail("body_limit_bytes", "must be at least 1");
+    }
+    if options.keep_alive.is_zero() || options.read_timeout.is_zero() || options.write_timeout.is_zero() {
+        return fail("keep_alive, read_timeout and write_timeout", "must be longer than nothing");
+    }
+    if options.max_choices == 0 {
+        return fail("max_choices", "must be at least 1");
+    }
+    if facts.model_names.is_empty() {
+        return fail("model_names", "must have at least one name");
+    }
+    let defaults = &options.defaults;
+    let in_range = (0.0..=2.0).contains(&defaults.temperature)
+        && defaults.top_p > 0.0
+        && defaults.top_p <= 1.0
+        && (0.0..=1.0).contains(&defaults.min_p)
+        && (-2.0..=2.0).contains(&defaults.presence_penalty)
+        && defaults.repetition_penalty > 0.0
+        && defaults.repetition_penalty <= 10.0;
+    if !in_range {
+        return fail("sampling defaults", &format!("are out of range: {defaults:?}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! Turns the tokens of one choice into the text of its answer.
+
+use std::sync::Arc;
+
+use qwill_contract::{TokenLogprobs, TokenOut};
+use qwill_text::{Detokenizer, Piece, ReasoningParser, StopMatcher, Tokenizer};
+
+use crate::params::OutputRules;
+
+const REASONING_END: &str = "</think>";
+
+/// A token of the answer, for log-probabilities and ids.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct AnswerToken {
+    pub(crate) id: u32,
+    /// Where its text begins, in characters of the generated text.
+    pub(crate) offset_chars: usize,
+    pub(crate) logprobs: Option<TokenLogprobs>,
+}
+
+/// What some tokens added to an answer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Delta {
+    pub(crate) reasoning: String,
+    pub(crate) content: String,
+    pub(crate) tokens: Vec<AnswerToken>,
+}
+
+impl Delta {
+    pub(crate) fn has_text(&self) -> bool {
+        !(self.reasoning.is_empty() && self.content.is_empty())
+    }
+
+    pub(crate) fn append(&mut self, other: Self) {
+        self.reasoning.push_str(&other.reasoning);
+        self.content.push_str(&other.content);
+        self.tokens.extend(other.tokens);
+    }
+}
+
+/// Why an answer ended, in `OpenAI`'s words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// An end-of-turn token, a stop token or a stop string.
+    Stop,
+    /// `max_tokens` or the context's end.
+    Length,
+}
+
+impl Finish {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// One answer in the making. Text goes token -> characters -> thinking or content -> stop strings.
+pub(crate) struct Choice {
+    detokenizer: Detokenizer,
+    reasoning: ReasoningParser,
+    stop: StopMatcher,
+    ending_tokens: Arc<[u32]>,
+    show_ending: bool,
+    /// Whether the next token counts as thinking.
+    thinking: bool,
+    /// The last characters of thinking, where its end may be spelt over several tokens.
+    thinking_tail: String,
+    generated_chars: usize,
+    pub(crate) generated_tokens: usize,
+    pub(crate) reasoning_tokens: usize,
+    pub(crate) finish: Option<Finish>,
+}
+
+impl Choice {
+    /// `ending_tokens` end the answer and are no text of it, unless the rules want to see what stopped it.
+    pub(crate) fn new(
+        tokenizer: &Arc<Tokenizer>,
+        rules: &OutputRules,
+        ending_tokens: Arc<[u32]>,
+        opens_reasoning: bool,
+    ) -> Self {
+        Self {
+            detokenizer: Detokenizer::new(Arc::clone(tokenizer), rules.skip_special),
+            reasoning: ReasoningParser::new(opens_reasoning),
+            stop: StopMatcher::new(rules.stop.clone(), rules.include_stop),
+            ending_tokens,
+            show_ending: rules.include_stop,
+            thinking: opens_reasoning,
+            thinking_tail: String::new(),
+            generated_chars: 0,
+            generated_tokens: 0,
+            reasoning_tokens: 0,
+            finish: None,
+        }
+    }
+
+    /// Takes tokens in order. A stop string ends the answer: what follows is dropped and not counted.
+    pub(crate) fn push(&mut self, tokens: Vec<TokenOut>) -> Delta {
+        let mut delta = Delta::default();
+        for token in tokens {
+            if self.finish.is_some() {
+                break;
+            }
+            self.push_token(token, &mut delta);
+        }
+        delta
+    }
+
+    /// The engine has ended the answer: text that was held back.
+    pub(crate) fn end(&mut self, finish: Finish) -> Delta {
+        let mut delta = Delta::default();
+        if self.finish.is_some() {
+            return delta;
+        }
+        self.finish = Some(finish);
+        let rest = self.detokenizer.finish();
+        let pieces = self.reasoning.push(&rest);
+        self.take_pieces(pieces, &mut delta);
+        let pieces = self.reasoning.finish();
+        self.take_pieces(pieces, &mut delta);
+        delta.content.push_str(&self.stop.finish());
+        delta
+    }
+
+    fn push_token(&mut self, token: TokenOut, delta: &mut Delta) {
+        let TokenOut { id, logprobs } = token;
+        self.generated_tokens += 1;
+        self.reasoning_tokens += usize::from(self.thinking);
+        delta.tokens.push(AnswerToken { id, offset_chars: self.generated_chars, logprobs });
+        if self.ending_tokens.contains(&id) && !self.show_ending {
+            return;
+        }
+        let text = self.detokenizer.push(id);
+        self.generated_chars += text.chars().count();
+        self.note_thinking(&text);
+        let pieces = self.reasoning.push(&text);
+        self.take_pieces(pieces, delta);
+    }
+
+    fn take_pieces(&mut self, pieces: Vec<Piece>, delta: &mut Delta) {
+        for piece in pieces {
+            match piece {
+                Piece::Reasoning(text) => delta.reasoning.push_str(&text),
+                Piece::Content(text) => {
+                    let outcome = self.stop.push(&text);
+                    delta.content.push_str(&outcome.text);
+                    if outcome.matched.is_some() {
+                        self.finish = Some(Finish::Stop);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notes whether thinking ends with `text`; the tag itself counts as thinking.
+    fn note_thinking(&mut self, text: &str) {
+        if !self.thinking {
+            return;
+        }
+        self.thinking_tail.push_str(text);
+        if self.thinking_tail.contains(REASONING_END) {
+            self.thinking = false;
+            self.thinking_tail = String::new();
+            return;
+        }
+        let mut cut = self.thinking_tail.len().saturating_sub(REASONING_END.len());
+        while !self.thinking_tail.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        self.thinking_tail.drain(..cut);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tokenizer() -> Arc<Tokenizer> {
+        static LOADED: OnceLock<Arc<Tokenizer>> = OnceLock::new();
+        let load = || {
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny/tokenizer.json");
+            Arc::new(Tokenizer::from_json(&std::fs::read(path).unwrap(), None).unwrap())
+        };
+        Arc::clone(LOADED.get_or_init(load))
+    }
+
+    /// One token for each byte: text at its most cut.
+    fn byte_tokens(text: &str) -> Vec<u32> {
+        static IDS: OnceLock<Vec<u32>> = OnceLock::new();
+        let ids = IDS.get_or_init(|| {
+            let tokenizer = tokenizer();
+            let id_of = |byte: u8| (0..8192).find(|&id| tokenizer.token_bytes(id) == Some(&[byte])).unwrap();
+            (0..=u8::MAX).map(id_of).collect()
+        });
+        text.bytes().map(|byte| ids[usize::from(byte)]).collect()
+    }
+
+    fn answer(ids: &[u32], step_tokens: &[usize], stop: &[String], opens_reasoning: bool) -> (Delta, Choice) {
+        let rules = OutputRules {
+            stop: stop.to_vec(),
+            include_stop: false,
+            skip_special: true,
+            return_token_ids: false,
+        };
+        let mut choice = Choice::new(&tokenizer(), &rules, Arc::from([]), opens_reasoning);
+        let mut whole = Delta::default();
+        let mut rest = ids;
+        for &step in step_tokens.iter().cycle() {
+            if rest.is_empty() {
+                break;
+            }
+            let (now, later) = rest.split_at(step.min(rest.len()));
+            rest = later;
+            let tokens = now.iter().map(|&id| TokenOut { id, logprobs: None }).collect();
+            whole.append(choice.push(tokens));
+        }
+        whole.append(choice.end(Finish::Length));
+        (whole, choice)
+    }
+
+    proptest! {
+        #[test]
+        fn steps_do_not_change_the_answer(
+            text in "(a|b|é|🙂|\n|<|</think>|<think>|stop){0,12}",
+            steps in prop::collection::vec(1..6_usize, 1..8),
+            opens_reasoning: bool,
+        ) {
+            let ids = byte_tokens(&text);
+            let stop = ["ab".to_owned(), "stop".to_owned()];
+            let (at_once, once) = answer(&ids, &[ids.len().max(1)], &stop, opens_reasoning);
+            let (in_steps, steps) = answer(&ids, &steps, &stop, opens_reasoning);
+            prop_assert_eq!(&in_steps, &at_once);
+            prop_assert_eq!(steps.finish, once.finish);
+            prop_assert_eq!(steps.generated_tokens, once.generated_tokens);
+            prop_assert_eq!(steps.reasoning_tokens, once.reasoning_tokens);
+            prop_assert!(!at_once.content.contains("stop") && !at_once.content.contains("ab"));
+            prop_assert_eq!(at_once.tokens.len(), once.generated_tokens);
+            if !opens_reasoning && once.finish == Some(Finish::Length) {
+                prop_assert_eq!(at_once.content, text);
+            }
+        }
+    }
+
+    #[test]
+    fn thinking_ends_with_its_tag_wherever_it_is_cut() {
+        let ids = byte_tokens("hm</think>ok");
+        for step in 1..5 {
+            let (delta, choice) = answer(&ids, &[step], &[], true);
+            assert_eq!((delta.reasoning.as_str(), delta.content.as_str()), ("hm", "ok"));
+            assert_eq!(choice.reasoning_tokens, "hm</think>".len());
+        }
+    }
+
+    #[test]
+    fn offsets_are_characters() {
+        let ids = byte_tokens("é🙂a");
+        let (delta, _) = answer(&ids, &[3], &[], false);
+        let offsets: Vec<usize> = delta.tokens.iter().map(|token| token.offset_chars).collect();
+        assert_eq!(offsets, [0, 0, 1, 1, 1, 1, 2]);
+    }
+}

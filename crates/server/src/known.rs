@@ -1,0 +1,124 @@
+//! Fields that are not parameters of ours: those that change nothing here, those that we do not do, unknown ones.
+
+use serde_json::Value;
+
+use crate::app::App;
+use crate::error::{ApiError, show};
+use crate::fields::Fields;
+
+/// Accepted whatever the value: they label a request or give hints that have no effect on the text.
+const IGNORED: &[&str] = &[
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "verbosity",
+    "client_metadata",
+    "cache_prompt",
+    // Nothing is added to or between tokens with this family's tokenizers.
+    "add_special_tokens",
+    "spaces_between_special_tokens",
+];
+
+/// Known fields that we do not do, each with the values (as compact JSON) that ask for nothing.
+const UNSUPPORTED: &[(&str, &[&str])] = &[
+    ("response_format", &[r#"{"type":"text"}"#]),
+    ("functions", &["[]"]),
+    ("function_call", &["\"none\"", "\"auto\""]),
+    ("modalities", &["[\"text\"]"]),
+    ("audio", &[]),
+    ("prediction", &[]),
+    ("web_search_options", &[]),
+    ("suffix", &["\"\""]),
+    ("logits_processors", &["[]"]),
+    ("logit_processors", &["[]"]),
+    ("structured_outputs", &["{}"]),
+    ("guided_json", &[]),
+    ("guided_regex", &[]),
+    ("guided_choice", &[]),
+    ("guided_grammar", &[]),
+    ("guided_decoding_backend", &[]),
+    ("guided_whitespace_pattern", &[]),
+    ("grammar", &["\"\""]),
+    ("json_schema", &["{}"]),
+    ("regex", &[]),
+    ("ebnf", &[]),
+    ("structural_tag", &[]),
+    ("stop_regex", &["[]", "\"\""]),
+    ("bad_words", &["[]"]),
+    ("banned_strings", &["[]"]),
+    ("allowed_token_ids", &[]),
+    ("use_beam_search", &["false"]),
+    ("length_penalty", &["1", "1.0"]),
+    ("early_stopping", &["false"]),
+    ("prompt_logprobs", &[]),
+    ("truncate_prompt_tokens", &[]),
+    ("continue_final_message", &["false"]),
+    ("chat_template", &[]),
+    ("documents", &["[]"]),
+    ("mm_processor_kwargs", &["{}"]),
+    ("images", &["[]"]),
+    ("priority", &["0"]),
+    ("cache_salt", &["\"\""]),
+    ("thinking_token_budget", &[]),
+    ("thinking_budget", &[]),
+    ("reasoning_budget", &["-1"]),
+    ("typical_p", &["1", "1.0"]),
+    ("top_a", &["0", "0.0"]),
+    ("tfs", &["1", "1.0"]),
+    ("tfs_z", &["1", "1.0"]),
+    ("mirostat", &["0"]),
+    ("mirostat_mode", &["0"]),
+    ("dry_multiplier", &["0", "0.0"]),
+    ("xtc_probability", &["0", "0.0"]),
+    ("dynatemp_range", &["0", "0.0"]),
+    ("smoothing_factor", &["0", "0.0"]),
+    ("lora", &["[]"]),
+    ("lora_request", &[]),
+    ("kv_transfer_params", &[]),
+    ("background", &["false"]),
+];
+
+/// Settles the fields that the endpoint did not take. Call it last.
+pub(crate) fn settle(app: &App, fields: &Fields) -> Result<(), ApiError> {
+    for (name, value) in fields.rest() {
+        if value.is_null() || IGNORED.contains(&name) {
+            continue;
+        }
+        match UNSUPPORTED.iter().find(|(known, _)| *known == name) {
+            Some((_, neutral)) => check_neutral(fields.path(name), value, neutral)?,
+            None => unknown(app, &fields.path(name))?,
+        }
+    }
+    Ok(())
+}
+
+fn check_neutral(path: String, value: &Value, neutral: &[&str]) -> Result<(), ApiError> {
+    let shown = show(value);
+    if neutral.contains(&shown.as_str()) {
+        return Ok(());
+    }
+    let hint = match neutral {
+        [] => "leave it out".to_owned(),
+        values => format!("leave it out or send {}", values.join(" or ")),
+    };
+    let message = format!("`{path}` is not supported yet by this server: {hint}, got {shown}");
+    Err(ApiError::field(path, message).with_code("unsupported_parameter"))
+}
+
+/// A field that nothing is known of: a warning, once for each name, or a refusal.
+pub(crate) fn unknown(app: &App, path: &str) -> Result<(), ApiError> {
+    let path: String = path.chars().take(64).collect();
+    if app.options.strict_params {
+        let message = format!("`{path}` is not a known field");
+        return Err(ApiError::field(path, message).with_code("unknown_parameter"));
+    }
+    if app.first_warning(&path) {
+        tracing::warn!(field = ?path, "unknown request field ignored (this is said once)");
+    }
+    Ok(())
+}

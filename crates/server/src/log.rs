@@ -1,0 +1,128 @@
+//! What is known of a generation request: one line in the log when it is over, and its part of the metrics.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+
+/// The status that is logged when the client went away before there was one.
+pub(crate) const CLIENT_CLOSED: u16 = 499;
+
+/// Gathers facts of a request and reports them when the last owner drops it.
+pub(crate) struct Record {
+    metrics: Arc<Metrics>,
+    endpoint: &'static str,
+    request_id: String,
+    started: Instant,
+    facts: Mutex<Facts>,
+}
+
+/// Facts that become known on the way.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Facts {
+    pub(crate) model: String,
+    pub(crate) stream: bool,
+    pub(crate) prompt_tokens: usize,
+    pub(crate) cached_tokens: usize,
+    pub(crate) generated_tokens: usize,
+    /// From arrival to the engine's beginning.
+    pub(crate) queue: Option<Duration>,
+    pub(crate) first_token: Option<Duration>,
+    pub(crate) last_token: Option<Duration>,
+    /// `stop`, `length` or `error`; none when the client left.
+    pub(crate) finish: Option<&'static str>,
+    pub(crate) status: Option<StatusCode>,
+    pub(crate) error: Option<String>,
+}
+
+impl Record {
+    pub(crate) fn new(app: &App, endpoint: &'static str, request_id: String) -> Arc<Self> {
+        Arc::new(Self {
+            metrics: Arc::clone(&app.metrics),
+            endpoint,
+            request_id,
+            started: Instant::now(),
+            facts: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The request failed; the first failure counts.
+    pub(crate) fn fail(&self, error: &ApiError) {
+        let mut facts = self.facts();
+        facts.finish = Some("error");
+        facts.status.get_or_insert(error.status);
+        facts.error.get_or_insert_with(|| error.message.clone());
+    }
+
+    /// The engine began to work on the request.
+    pub(crate) fn note_started(&self, cached_tokens: usize) {
+        let waited = self.started.elapsed();
+        let mut facts = self.facts();
+        facts.cached_tokens += cached_tokens;
+        if facts.queue.is_none() {
+            facts.queue = Some(waited);
+            self.metrics.queue_seconds.record(waited);
+        }
+        self.metrics.cached_tokens.increment(cached_tokens as u64);
+    }
+
+    /// `count` tokens arrived in one step.
+    pub(crate) fn note_tokens(&self, count: usize) {
+        let now = self.started.elapsed();
+        let mut facts = self.facts();
+        facts.generated_tokens += count;
+        if facts.first_token.is_none() {
+            facts.first_token = Some(now);
+            self.metrics.first_token_seconds.record(now);
+        } else if let Some(last) = facts.last_token
+            && count > 0
+        {
+            let each = now.saturating_sub(last).as_secs_f64() / count as f64;
+            self.metrics.inter_token_seconds.record_many(each, count);
+        }
+        facts.last_token = Some(now);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let facts = self.facts().clone();
+        let elapsed = self.started.elapsed();
+        let finish = facts.finish.unwrap_or("cancelled");
+        self.metrics.request_finished(self.endpoint, finish, elapsed);
+        let millis = |duration: Option<Duration>| duration.map(|duration| duration.as_secs_f64() * 1e3);
+        tracing::info!(
+            id = self.request_id,
+            endpoint = self.endpoint,
+            model = facts.model,
+            stream = facts.stream,
+            status = facts.status.map_or(CLIENT_CLOSED, |status| status.as_u16()),
+            finish,
+            prompt_tokens = facts.prompt_tokens,
+            cached_tokens = facts.cached_tokens,
+            generated_tokens = facts.generated_tokens,
+            queue_ms = millis(facts.queue),
+            ttft_ms = millis(facts.first_token),
+            tokens_per_s = facts.rate(),
+            total_ms = elapsed.as_secs_f64() * 1e3,
+            error = facts.error,
+            "request"
+        );
+    }
+}
+
+impl Facts {
+    /// Tokens per second after the first.
+    fn rate(&self) -> Option<f64> {
+        let seconds = self.last_token?.saturating_sub(self.first_token?).as_secs_f64();
+        (seconds > 0.0).then(|| self.generated_tokens.saturating_sub(1) as f64 / seconds)
+    }
+}

@@ -1,0 +1,159 @@
+//! Prometheus metrics. Counters and histograms of requests are kept here; gauges are read from the engine's load
+//! when somebody asks.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use metrics::{
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
+use qwill_contract::{EngineFacts, EngineState};
+
+use crate::app::App;
+
+/// From a token of a small model to a long prompt on a busy server, seconds.
+const LONG_BUCKETS: &[f64] =
+    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0];
+const SHORT_BUCKETS: &[f64] =
+    &[0.000_5, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+const QUEUE: &str = "qwill_queue_seconds";
+const FIRST_TOKEN: &str = "qwill_time_to_first_token_seconds";
+const INTER_TOKEN: &str = "qwill_inter_token_seconds";
+const WHOLE_REQUEST: &str = "qwill_request_seconds";
+
+/// Counters and histograms of one server. Not the process-wide recorder: several servers do not mix.
+pub(crate) struct Metrics {
+    recorder: PrometheusRecorder,
+    started: Instant,
+    pub(crate) queue_seconds: Histogram,
+    pub(crate) first_token_seconds: Histogram,
+    pub(crate) inter_token_seconds: Histogram,
+    pub(crate) cached_tokens: Counter,
+}
+
+impl Metrics {
+    pub(crate) fn new(facts: &EngineFacts) -> Result<Self, BuildError> {
+        let exact = |name: &str| Matcher::Full(name.to_owned());
+        let recorder = PrometheusBuilder::new()
+            .set_buckets_for_metric(exact(QUEUE), LONG_BUCKETS)?
+            .set_buckets_for_metric(exact(FIRST_TOKEN), LONG_BUCKETS)?
+            .set_buckets_for_metric(exact(INTER_TOKEN), SHORT_BUCKETS)?
+            .set_buckets_for_metric(exact(WHOLE_REQUEST), LONG_BUCKETS)?
+            .build_recorder();
+        let (queue_seconds, first_token_seconds, inter_token_seconds, cached_tokens) =
+            metrics::with_local_recorder(&recorder, || {
+                describe();
+                let model = facts.model_names.first().cloned().unwrap_or_default();
+                let version = env!("CARGO_PKG_VERSION");
+                gauge!("qwill_build_info", "version" => version, "model" => model, "numerics" => facts.numerics.clone())
+                    .set(1.0);
+                (
+                    histogram!(QUEUE),
+                    histogram!(FIRST_TOKEN),
+                    histogram!(INTER_TOKEN),
+                    counter!("qwill_cached_prompt_tokens_total"),
+                )
+            });
+        Ok(Self {
+            recorder,
+            started: Instant::now(),
+            queue_seconds,
+            first_token_seconds,
+            inter_token_seconds,
+            cached_tokens,
+        })
+    }
+
+    /// An HTTP answer was begun, or its client left before.
+    pub(crate) fn answered(&self, endpoint: &'static str, status: u16) {
+        self.with(|| {
+            counter!("qwill_http_requests_total", "endpoint" => endpoint, "status" => status.to_string())
+                .increment(1);
+        });
+    }
+
+    /// A generation request is over.
+    pub(crate) fn request_finished(&self, endpoint: &'static str, finish: &'static str, elapsed: Duration) {
+        self.with(|| {
+            counter!("qwill_requests_finished_total", "endpoint" => endpoint, "reason" => finish)
+                .increment(1);
+            histogram!(WHOLE_REQUEST, "endpoint" => endpoint).record(elapsed);
+        });
+    }
+
+    /// Moves recorded values into their buckets; otherwise they pile up until somebody asks for them.
+    pub(crate) fn upkeep(&self) {
+        self.recorder.handle().run_upkeep();
+    }
+
+    fn with<T>(&self, work: impl FnOnce() -> T) -> T {
+        metrics::with_local_recorder(&self.recorder, work)
+    }
+
+    fn render(&self, app: &App) -> String {
+        let load = app.engine.load().snapshot();
+        let ready = !app.is_draining() && load.state == EngineState::Ready;
+        self.with(|| {
+            for (name, value) in [
+                ("qwill_requests_running", load.running),
+                ("qwill_requests_waiting", load.waiting),
+                ("qwill_kv_pages_used", load.pages_used),
+                ("qwill_kv_pages_total", load.pages_total),
+                ("qwill_state_slots_used", load.slots_used),
+                ("qwill_state_slots_total", app.facts().max_sequences),
+                ("qwill_queue_capacity", app.facts().queue_capacity),
+                ("qwill_ready", usize::from(ready)),
+            ] {
+                gauge!(name).set(value as f64);
+            }
+            gauge!("qwill_uptime_seconds").set(self.started.elapsed().as_secs_f64());
+            counter!("qwill_prompt_tokens_total").absolute(load.prompt_tokens);
+            counter!("qwill_generated_tokens_total").absolute(load.generated_tokens);
+            counter!("qwill_engine_steps_total").absolute(load.steps);
+        });
+        self.recorder.handle().render()
+    }
+}
+
+fn describe() {
+    describe_counter!(
+        "qwill_http_requests_total",
+        "HTTP answers by endpoint and status; 499: the client left before"
+    );
+    describe_counter!(
+        "qwill_requests_finished_total",
+        "Generation requests by endpoint and how they ended: stop, length, error, cancelled"
+    );
+    describe_counter!("qwill_prompt_tokens_total", "Prompt tokens processed");
+    describe_counter!("qwill_generated_tokens_total", "Tokens generated");
+    describe_counter!("qwill_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache");
+    describe_counter!("qwill_engine_steps_total", "Engine steps completed");
+    describe_gauge!("qwill_requests_running", "Sequences admitted and not ended");
+    describe_gauge!("qwill_requests_waiting", "Requests accepted and not admitted");
+    describe_gauge!("qwill_queue_capacity", "Requests that may wait");
+    describe_gauge!("qwill_kv_pages_used", "KV pages in use");
+    describe_gauge!("qwill_kv_pages_total", "KV pages in all");
+    describe_gauge!("qwill_state_slots_used", "Recurrent state slots in use");
+    describe_gauge!("qwill_state_slots_total", "Recurrent state slots in all");
+    describe_gauge!("qwill_ready", "1 when requests are taken");
+    describe_gauge!("qwill_uptime_seconds", "Seconds since the server was made");
+    describe_gauge!("qwill_build_info", "Always 1; version, model and numerics mode are in the labels");
+    describe_histogram!(QUEUE, Unit::Seconds, "From a request's arrival to the engine's beginning");
+    describe_histogram!(FIRST_TOKEN, Unit::Seconds, "From a request's arrival to its first token");
+    describe_histogram!(
+        INTER_TOKEN,
+        Unit::Seconds,
+        "Between tokens of a request; tokens of one step share their time"
+    );
+    describe_histogram!(WHOLE_REQUEST, Unit::Seconds, "From a request's arrival to its end");
+}
+
+/// `GET /metrics`.
+pub(crate) async fn show(State(app): State<Arc<App>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render(&app))
+}

@@ -1,0 +1,99 @@
+//! What a server is configured with.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use qwill_text::{ChatTemplate, Tokenizer};
+use serde_json::{Map, Value};
+
+/// Settings of a server. [`ServerOptions::default`] is right for one person on one machine.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Address to listen on; port 0 picks a free one.
+    pub bind: SocketAddr,
+    /// Keys that open the server. None: it is open to everybody who reaches the address.
+    pub api_keys: Vec<String>,
+    /// Largest request body, bytes.
+    pub body_limit_bytes: usize,
+    /// A stream that has been silent for this long gets a comment, so that proxies keep it.
+    pub keep_alive: Duration,
+    /// Time that running requests get to finish after shutdown was asked for.
+    pub drain_timeout: Duration,
+    /// Longest time for a request's head, and longest pause within a body.
+    pub read_timeout: Duration,
+    /// Longest time without progress while a client does not read its answer.
+    pub write_timeout: Duration,
+    /// `/health` calls an engine stuck that has work and completes no step for this long.
+    pub stall_timeout: Duration,
+    /// Sampling where a request does not say.
+    pub defaults: SamplingDefaults,
+    /// Largest `n`; the engine's number of sequences bounds it further.
+    pub max_choices: usize,
+    /// Refuse unknown fields instead of warning.
+    pub strict_params: bool,
+    /// Template arguments for every chat; a request's own come on top.
+    pub chat_template_kwargs: Map<String, Value>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 18020)),
+            api_keys: Vec::new(),
+            body_limit_bytes: 32 << 20,
+            keep_alive: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(30),
+            read_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_mins(1),
+            stall_timeout: Duration::from_mins(2),
+            defaults: SamplingDefaults::default(),
+            max_choices: 8,
+            strict_params: false,
+            chat_template_kwargs: Map::new(),
+        }
+    }
+}
+
+/// Sampling where a request does not say: the model's `generation_config.json`, or flags.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingDefaults {
+    /// 0 to 2; 0 is greedy.
+    pub temperature: f32,
+    /// (0, 1].
+    pub top_p: f32,
+    /// 0 keeps all.
+    pub top_k: usize,
+    /// 0 to 1.
+    pub min_p: f32,
+    /// −2 to 2.
+    pub presence_penalty: f32,
+    /// Above 0, at most 10; 1 does nothing.
+    pub repetition_penalty: f32,
+    /// Tokens to generate at most. `None`: what fits for a chat, 16 for a completion.
+    pub max_tokens: Option<usize>,
+}
+
+impl Default for SamplingDefaults {
+    /// The `OpenAI` defaults: temperature 1 and nothing cut.
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            repetition_penalty: 1.0,
+            max_tokens: None,
+        }
+    }
+}
+
+/// How the model reads and writes text.
+#[derive(Clone)]
+pub struct TextModel {
+    /// Text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Conversation to text. Without one there is no chat, only completions.
+    pub template: Option<Arc<ChatTemplate>>,
+}

@@ -1,0 +1,226 @@
+//! Generation parameters: those that both endpoints share, checked and brought to one form.
+
+use qwill_contract::SamplingParams;
+use serde_json::Value;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::{Fields, token_id};
+
+const STOP_STRINGS_LIMIT: usize = 16;
+const STOP_STRING_LIMIT_BYTES: usize = 4096;
+const LOGPROBS_LIMIT: i64 = 20;
+/// Softer than this, dividing by the temperature overflows before the maximum can be told from the rest: greedy.
+const LOWEST_TEMPERATURE: f32 = 1e-5;
+
+/// What a request asks for, apart from its prompt.
+#[derive(Debug, Clone)]
+pub(crate) struct Params {
+    /// All but `max_tokens`, which depends on the prompt's length, and `seed`.
+    pub(crate) sampling: SamplingParams,
+    /// Absent: a random one for each prompt.
+    pub(crate) seed: Option<u64>,
+    /// As the client gave it.
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) choices: usize,
+    pub(crate) output: OutputRules,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+}
+
+/// How tokens become the answer's text.
+#[derive(Debug, Clone)]
+pub(crate) struct OutputRules {
+    pub(crate) stop: Vec<String>,
+    pub(crate) include_stop: bool,
+    pub(crate) skip_special: bool,
+    pub(crate) return_token_ids: bool,
+}
+
+/// Takes the shared parameters out of `fields`; `logprobs` is left to the endpoints, which spell it differently.
+pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiError> {
+    let max_tokens = take_max_tokens(fields)?;
+    let sampling = take_sampling(app, fields)?;
+    let seed = take_seed(fields)?;
+    if let Some(most) = max_tokens
+        && sampling.min_tokens > most
+    {
+        let least = sampling.min_tokens;
+        let message = format!("`min_tokens` is {least} and must not exceed `max_tokens`, which is {most}");
+        return Err(ApiError::field("min_tokens", message).with_code("invalid_value"));
+    }
+    let choices = take_choices(app, fields)?;
+    let output = OutputRules {
+        stop: take_stop(fields)?,
+        include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
+        skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),
+        return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
+    };
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    let include_usage = take_stream_options(app, fields, stream)?;
+    Ok(Params { sampling, seed, max_tokens, choices, output, stream, include_usage })
+}
+
+fn take_max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let old = fields.count("max_tokens", 0)?;
+    let new = fields.count("max_completion_tokens", 0)?;
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => {
+            let message = format!(
+                "`max_tokens` ({old}) and `max_completion_tokens` ({new}) are the same setting and differ: send one"
+            );
+            Err(ApiError::field("max_completion_tokens", message).with_code("invalid_value"))
+        }
+        (old, new) => Ok(old.or(new)),
+    }
+}
+
+fn take_sampling(app: &App, fields: &mut Fields) -> Result<SamplingParams, ApiError> {
+    let defaults = &app.options.defaults;
+    let vocab_size = app.facts().vocab_size;
+    let temperature = fields.number("temperature", "a number from 0 to 2", |t| (0.0..=2.0).contains(&t))?;
+    let temperature = temperature.unwrap_or(defaults.temperature);
+    let top_p = fields.number("top_p", "a number above 0, at most 1", |p| p > 0.0 && p <= 1.0)?;
+    let top_k = fields.integer("top_k", "a whole number: -1 or 0 for all, or at least 1", |k| k >= -1)?;
+    let min_p = fields.number("min_p", "a number from 0 to 1", |p| (0.0..=1.0).contains(&p))?;
+    let penalty = "a number from -2 to 2";
+    let in_range = |penalty: f32| (-2.0..=2.0).contains(&penalty);
+    let presence = fields.number("presence_penalty", penalty, in_range)?;
+    let frequency = fields.number("frequency_penalty", penalty, in_range)?;
+    let repetition =
+        fields.number("repetition_penalty", "a number above 0, at most 10", |p| p > 0.0 && p <= 10.0)?;
+    Ok(SamplingParams {
+        temperature: if temperature < LOWEST_TEMPERATURE { 0.0 } else { temperature },
+        top_p: top_p.unwrap_or(defaults.top_p),
+        top_k: top_k.map_or(defaults.top_k, |k| k.max(0) as usize).min(vocab_size),
+        min_p: min_p.unwrap_or(defaults.min_p),
+        presence_penalty: presence.unwrap_or(defaults.presence_penalty),
+        frequency_penalty: frequency.unwrap_or(0.0),
+        repetition_penalty: repetition.unwrap_or(defaults.repetition_penalty),
+        logit_bias: take_logit_bias(fields, vocab_size)?,
+        seed: 0,
+        max_tokens: 0,
+        min_tokens: fields.count("min_tokens", 0)?.unwrap_or(0),
+        ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+        stop_token_ids: take_token_ids(fields, "stop_token_ids", vocab_size)?,
+        logprobs: None,
+    })
+}
+
+/// Any 64-bit integer, signed or not.
+fn take_seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
+    let Some(value) = fields.take("seed") else { return Ok(None) };
+    let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
+    seed.map(Some).ok_or_else(|| ApiError::value("seed", "a 64-bit integer", &value))
+}
+
+fn take_token_ids(fields: &mut Fields, name: &str, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+    let items = fields.list(name)?.unwrap_or_default();
+    parse_token_ids(&items, &fields.path(name), vocab_size)
+}
+
+/// Token ids, all of the vocabulary.
+pub(crate) fn parse_token_ids(items: &[Value], path: &str, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+    let parse = |(index, item): (usize, &Value)| {
+        token_id(item, vocab_size).ok_or_else(|| {
+            let expected = format!("a token id from 0 to {}", vocab_size.saturating_sub(1));
+            ApiError::value(format!("{path}[{index}]"), &expected, item)
+        })
+    };
+    items.iter().enumerate().map(parse).collect()
+}
+
+/// `{"id": bias}` or `[[id, bias]]`.
+fn take_logit_bias(fields: &mut Fields, vocab_size: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+    let entries: Vec<(Value, Value)> = match fields.take("logit_bias") {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(map)) => map
+            .into_iter()
+            .map(|(key, bias)| (key.parse::<u64>().map_or(Value::String(key), Value::from), bias))
+            .collect(),
+        Some(Value::Array(items)) => items.iter().map(bias_pair).collect::<Result<_, _>>()?,
+        Some(other) => {
+            return Err(ApiError::value("logit_bias", "an object of token ids and biases", &other));
+        }
+    };
+    let mut biases: Vec<(u32, f32)> = Vec::with_capacity(entries.len());
+    for (key, value) in entries {
+        let id = token_id(&key, vocab_size).ok_or_else(|| {
+            let expected = format!("given for token ids from 0 to {}", vocab_size.saturating_sub(1));
+            ApiError::value("logit_bias", &expected, &key)
+        })?;
+        let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias)).ok_or_else(|| {
+            ApiError::value(format!("logit_bias.{id}"), "a number from -100 to 100", &value)
+        })?;
+        biases.push((id, bias as f32));
+    }
+    // An id that is spelt twice, as in "7" and "07", counts once: the last.
+    biases.reverse();
+    biases.sort_by_key(|&(id, _)| id);
+    biases.dedup_by_key(|&mut (id, _)| id);
+    Ok(biases)
+}
+
+fn bias_pair(item: &Value) -> Result<(Value, Value), ApiError> {
+    match item.as_array().map(Vec::as_slice) {
+        Some([id, bias]) => Ok((id.clone(), bias.clone())),
+        _ => Err(ApiError::value("logit_bias", "a list of [id, bias] pairs", item)),
+    }
+}
+
+fn take_choices(app: &App, fields: &mut Fields) -> Result<usize, ApiError> {
+    let most = app.options.max_choices.min(app.facts().max_sequences).max(1);
+    let expected = format!("a whole number from 1 to {most}");
+    let in_range = |count| (1..=most as i64).contains(&count);
+    let choices = fields.integer("n", &expected, in_range)?.unwrap_or(1) as usize;
+    let best_of = fields.integer("best_of", "a whole number", |_| true)?;
+    if let Some(best_of) = best_of.filter(|&best_of| best_of != choices as i64) {
+        let message = format!("`best_of` is only supported when it equals `n` ({choices}), got {best_of}");
+        return Err(ApiError::field("best_of", message).with_code("unsupported_parameter"));
+    }
+    Ok(choices)
+}
+
+fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let expected = format!("a string or up to {STOP_STRINGS_LIMIT} strings, none of them empty");
+    let items = match fields.take("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(items)) if items.len() <= STOP_STRINGS_LIMIT => items,
+        Some(Value::String(text)) => vec![Value::String(text)],
+        Some(other) => return Err(ApiError::value("stop", &expected, &other)),
+    };
+    let check = |(index, item)| match item {
+        Value::String(text) if !text.is_empty() && text.len() <= STOP_STRING_LIMIT_BYTES => Ok(text),
+        Value::String(text) if !text.is_empty() => {
+            let bytes = text.len();
+            let message =
+                format!("`stop[{index}]` has {bytes} bytes, the limit is {STOP_STRING_LIMIT_BYTES} bytes");
+            Err(ApiError::field(format!("stop[{index}]"), message).with_code("invalid_value"))
+        }
+        other => Err(ApiError::value(format!("stop[{index}]"), "a string that is not empty", &other)),
+    };
+    items.into_iter().enumerate().map(check).collect()
+}
+
+fn take_stream_options(app: &App, fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
+    let Some(options) = fields.take("stream_options") else { return Ok(false) };
+    if !stream {
+        let message = "`stream_options` is only for `stream`: true";
+        return Err(ApiError::field("stream_options", message).with_code("invalid_value"));
+    }
+    let mut options = Fields::nested("stream_options", options)?;
+    let include_usage = options.boolean("include_usage")?.unwrap_or(false);
+    if options.boolean("include_obfuscation")? == Some(true) {
+        let message = "`stream_options.include_obfuscation` is not supported yet by this server, got true";
+        return Err(ApiError::field("stream_options.include_obfuscation", message));
+    }
+    crate::known::settle(app, &options)?;
+    Ok(include_usage)
+}
+
+/// A number of alternatives to report.
+pub(crate) fn take_top_logprobs(fields: &mut Fields, name: &str) -> Result<Option<usize>, ApiError> {
+    let expected = format!("a whole number from 0 to {LOGPROBS_LIMIT}");
+    let found = fields.integer(name, &expected, |count| (0..=LOGPROBS_LIMIT).contains(&count))?;
+    Ok(found.map(|count| count as usize))
+}

@@ -1,0 +1,197 @@
+//! Routes, and what is done around every one of them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Poll;
+
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::log::CLIENT_CLOSED;
+use crate::metrics::Metrics;
+use crate::{auth, chat, completions, cors, health, metrics, models, request_id, tokens};
+
+const ENDPOINTS: &str = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, POST /tokenize, \
+                         POST /detokenize, GET /health, GET /metrics, GET /version";
+
+/// First path segments after `/v1/` of what other servers do and this one does not.
+const OTHER_SERVICES: &[&str] = &[
+    "assistants",
+    "audio",
+    "batches",
+    "classify",
+    "embeddings",
+    "files",
+    "fine_tuning",
+    "images",
+    "messages",
+    "moderations",
+    "pooling",
+    "realtime",
+    "rerank",
+    "responses",
+    "score",
+    "threads",
+    "uploads",
+    "vector_stores",
+    "videos",
+];
+
+/// The page is one file: everything in it is inline, and it talks to this server only.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+                           img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+                           frame-ancestors 'none'";
+
+/// All routes of a server, outermost layer last.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(page))
+        .route("/version", get(version))
+        .route("/health", get(health::health))
+        .route("/health/live", get(health::live))
+        .route("/health/ready", get(health::ready))
+        .route("/metrics", get(metrics::show))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/completions", post(completions::completions))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        // Bodies are read, and bounded, by our own reader.
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(Arc::clone(&app), auth::require_key))
+        .layer(from_fn(survive_panics))
+        .layer(from_fn_with_state(Arc::clone(&app), count))
+        .layer(from_fn(cors::allow_loopback))
+        .layer(from_fn(request_id::tag))
+        .with_state(app)
+}
+
+async fn page() -> impl IntoResponse {
+    let headers = [
+        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY)),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    ];
+    (headers, Html(include_str!("page/index.html")))
+}
+
+async fn version() -> impl IntoResponse {
+    Json(serde_json::json!({"name": "qwill", "version": env!("CARGO_PKG_VERSION")}))
+}
+
+async fn not_found(method: Method, uri: Uri) -> ApiError {
+    let path: String = uri.path().chars().take(120).collect();
+    let service = path.trim_start_matches("/v1/").split('/').next().unwrap_or_default();
+    let message = if OTHER_SERVICES.contains(&service) {
+        format!("{path}: this server generates text and has no `{service}` service. It has {ENDPOINTS}")
+    } else {
+        format!("there is no {method} {path}. This server has {ENDPOINTS}")
+    };
+    unread(&method, ApiError::new(StatusCode::NOT_FOUND, message).with_code("not_found"))
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let path: String = uri.path().chars().take(120).collect();
+    let message = format!("{path} does not take {method}. This server has {ENDPOINTS}");
+    unread(&method, ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).with_code("method_not_allowed"))
+}
+
+/// An answer to a request whose body, if its method has one, nobody read.
+fn unread(method: &Method, error: ApiError) -> ApiError {
+    if method.is_safe() { error } else { error.closing() }
+}
+
+/// A bug in a handler costs its request a 500, nothing else.
+async fn survive_panics(request: Request, next: Next) -> Response {
+    let mut answer = Box::pin(next.run(request));
+    std::future::poll_fn(move |context| {
+        let polled = catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(context)));
+        polled.unwrap_or_else(|panic| {
+            let reason = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let reason = reason.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            tracing::error!(reason, "a request handler panicked");
+            Poll::Ready(
+                ApiError::internal("an internal error occurred; it is in the server's log").into_response(),
+            )
+        })
+    })
+    .await
+}
+
+/// Counts the answer, or the client that left before there was one.
+async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    struct Counting {
+        metrics: Arc<Metrics>,
+        endpoint: &'static str,
+        status: u16,
+    }
+    impl Drop for Counting {
+        fn drop(&mut self) {
+            self.metrics.answered(self.endpoint, self.status);
+        }
+    }
+    let endpoint = endpoint_label(request.uri().path());
+    let mut counting = Counting { metrics: Arc::clone(&app.metrics), endpoint, status: CLIENT_CLOSED };
+    let response = next.run(request).await;
+    counting.status = response.status().as_u16();
+    response
+}
+
+/// A path as a metric label: one of a few, whatever clients ask for.
+fn endpoint_label(path: &str) -> &'static str {
+    const LABELS: &[&str] = &[
+        "/",
+        "/version",
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/metrics",
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/tokenize",
+        "/detokenize",
+    ];
+    let known = LABELS.iter().find(|label| **label == path).copied();
+    known.unwrap_or(if path.starts_with("/v1/models/") { "/v1/models" } else { "other" })
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    async fn boom() {
+        panic!("by design");
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_500() {
+        let router: Router = Router::new().route("/boom", get(boom)).layer(from_fn(survive_panics));
+        let request = Request::builder().uri("/boom").body(Body::empty()).unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let bytes = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(body["error"]["type"], "server_error");
+        assert!(!String::from_utf8_lossy(&bytes).contains("by design"), "the reason stays in the log");
+    }
+
+    #[test]
+    fn labels_are_few() {
+        assert_eq!(endpoint_label("/v1/models/a/b"), "/v1/models");
+        assert_eq!(endpoint_label("/tokenize"), "/tokenize");
+        assert_eq!(endpoint_label("/x?y"), "other");
+    }
+}

@@ -1,0 +1,190 @@
+//! A bound server: accepts connections until it is told to stop, then lets the running ones finish.
+
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use qwill_contract::EngineHandle;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
+
+use crate::app::App;
+use crate::connection::{self, Limits};
+use crate::error::ServerError;
+use crate::options::{ServerOptions, TextModel};
+use crate::router::router;
+
+/// How often metrics are tidied up.
+const UPKEEP: Duration = Duration::from_secs(5);
+/// Time for the last error events after the drain time is over.
+const ABORT_GRACE: Duration = Duration::from_millis(500);
+/// Pause after a failed accept, as when file descriptors run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A server that listens and can be run.
+pub struct Server {
+    listener: TcpListener,
+    local_addr: SocketAddr,
+    app: Arc<App>,
+}
+
+impl Server {
+    /// Checks the options and listens. Nothing is answered before [`Server::run`].
+    ///
+    /// # Errors
+    /// [`ServerError::Bind`] when the address is taken or not this machine's, [`ServerError::Option`] for options
+    /// that contradict themselves.
+    pub async fn bind(
+        options: ServerOptions,
+        engine: EngineHandle,
+        text: TextModel,
+    ) -> Result<Self, ServerError> {
+        let address = options.bind;
+        let app = App::new(options, engine, text)?;
+        let bind_error = |source| ServerError::Bind { address, source };
+        let listener = TcpListener::bind(address).await.map_err(bind_error)?;
+        let local_addr = listener.local_addr().map_err(bind_error)?;
+        Ok(Self { listener, local_addr, app })
+    }
+
+    /// Takes a socket that listens already, bound early so that a port conflict shows before a long load.
+    /// `options.bind` is not used.
+    ///
+    /// # Errors
+    /// [`ServerError::Listener`] when the socket is unusable, [`ServerError::Option`] as in [`Server::bind`].
+    pub fn with_listener(
+        listener: StdListener,
+        options: ServerOptions,
+        engine: EngineHandle,
+        text: TextModel,
+    ) -> Result<Self, ServerError> {
+        let app = App::new(options, engine, text)?;
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        let local_addr = listener.local_addr()?;
+        Ok(Self { listener, local_addr, app })
+    }
+
+    /// The address listened on, with the port that port 0 became.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// The routes alone, without sockets: for tests, or to put into another server. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`ServerError::Option`] as in [`Server::bind`].
+    pub fn router(
+        options: ServerOptions,
+        engine: EngineHandle,
+        text: TextModel,
+    ) -> Result<Router, ServerError> {
+        Ok(router(App::new(options, engine, text)?))
+    }
+
+    /// Serves until `shutdown` is ready, then drains: new work gets a 503, `/health` says not ready, running
+    /// answers are finished or, when the drain time is over, ended with an error; then the connections are closed.
+    /// The engine is asked to drain as well.
+    ///
+    /// # Errors
+    /// None at present: a failed accept is logged and tried again.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServerError> {
+        let Self { listener, app, .. } = self;
+        let (drain, draining) = watch::channel(false);
+        let acceptor =
+            Acceptor { listener, router: router(Arc::clone(&app)), limits: limits(&app.options), draining };
+        let upkeep = tokio::spawn(upkeep(Arc::clone(&app)));
+        let mut connections = JoinSet::new();
+        acceptor.accept_until(shutdown, &mut connections).await;
+
+        tracing::info!(connections = connections.len(), "shutting down: running requests may finish");
+        app.start_draining();
+        drain.send_replace(true);
+        let deadline = Instant::now() + app.options.drain_timeout;
+        let finished = async {
+            tokio::select! {
+                () = join_all(&mut connections) => true,
+                () = sleep_until(deadline) => false,
+            }
+        };
+        // Whoever comes now is told so, instead of finding nobody.
+        let mut late = JoinSet::new();
+        let finished = acceptor.accept_until(finished, &mut late).await;
+        if !finished {
+            tracing::warn!(
+                connections = connections.len(),
+                "the time to drain is over: ending what still runs"
+            );
+            app.abort();
+            let _ = timeout(ABORT_GRACE, join_all(&mut connections)).await;
+        }
+        drop(acceptor);
+        let _ = timeout(ABORT_GRACE, join_all(&mut late)).await;
+        connections.shutdown().await;
+        late.shutdown().await;
+        upkeep.abort();
+        Ok(())
+    }
+}
+
+fn limits(options: &ServerOptions) -> Limits {
+    Limits { read: options.read_timeout, write: options.write_timeout }
+}
+
+/// Takes connections.
+struct Acceptor {
+    listener: TcpListener,
+    router: Router,
+    limits: Limits,
+    draining: watch::Receiver<bool>,
+}
+
+impl Acceptor {
+    /// Serves connections in tasks of `connections` until `end` is ready.
+    async fn accept_until<T>(&self, end: impl Future<Output = T>, connections: &mut JoinSet<()>) -> T {
+        tokio::pin!(end);
+        loop {
+            tokio::select! {
+                result = &mut end => return result,
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, _)) => self.spawn(stream, connections),
+                    Err(error) => {
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+                Some(ended) = connections.join_next() => report(ended),
+            }
+        }
+    }
+
+    fn spawn(&self, stream: TcpStream, connections: &mut JoinSet<()>) {
+        connections.spawn(connection::serve(stream, self.router.clone(), self.limits, self.draining.clone()));
+    }
+}
+
+async fn join_all(connections: &mut JoinSet<()>) {
+    while let Some(ended) = connections.join_next().await {
+        report(ended);
+    }
+}
+
+fn report(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a connection's task panicked");
+    }
+}
+
+async fn upkeep(app: Arc<App>) {
+    let mut ticks = interval(UPKEEP);
+    loop {
+        ticks.tick().await;
+        app.metrics.upkeep();
+    }
+}

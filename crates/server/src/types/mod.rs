@@ -1,0 +1,64 @@
+//! Bodies of answers, as `OpenAI` spells them.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+
+use serde::Serialize;
+
+/// Token counts of a request.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) completion_tokens: usize,
+    pub(crate) total_tokens: usize,
+    pub(crate) prompt_tokens_details: PromptDetails,
+    pub(crate) completion_tokens_details: CompletionDetails,
+}
+
+/// `usage` of a chunk: absent unless the client asked, then null until the last chunk.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(untagged)]
+pub(crate) enum ChunkUsage {
+    NotAsked,
+    NotYet,
+    Final(Usage),
+}
+
+impl ChunkUsage {
+    /// Of a chunk that is not the last.
+    pub(crate) fn pending(asked: bool) -> Self {
+        if asked { Self::NotYet } else { Self::NotAsked }
+    }
+
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self, Self::NotAsked)
+    }
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct PromptDetails {
+    pub(crate) cached_tokens: usize,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct CompletionDetails {
+    pub(crate) reasoning_tokens: usize,
+}
+
+/// What every body and chunk of an answer begins with.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Head {
+    pub(crate) id: String,
+    pub(crate) object: &'static str,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    /// The numerics mode: the same mode, seed and request give the same text.
+    pub(crate) system_fingerprint: String,
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |duration| duration.as_secs())
+}

@@ -1,0 +1,14 @@
+//! The server over a scripted engine: real HTTP, real tokenizer and template, no model.
+
+#![allow(clippy::unwrap_used, reason = "a test that finds something missing has failed")]
+
+mod bad_input;
+mod bad_rows;
+mod chat;
+mod client;
+mod completions;
+mod engine;
+mod failures;
+mod service;
+mod sockets;
+mod utilities;
