@@ -2,9 +2,11 @@
 //!
 //! `cargo run --release -p qwill-cpu --example linear_speed -- [threads] [geometry]`
 //!
-//! Every figure is the best of several tries, since other programs may run at the same time.
+//! Every figure is the shortest of many calls, each too short to be interrupted often: other programs may run at the
+//! same time.
 
 use std::hint::black_box;
+use std::sync::Barrier;
 use std::time::Instant;
 
 use qwill_cpu::fast::{CpuDevice, CpuOptions, Matrix};
@@ -36,25 +38,33 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Bytes per nanosecond that `threads` threads together read from a block larger than any cache.
+/// Bytes per nanosecond that `threads` threads together read from a block larger than any cache, 4 MiB at a time.
 fn read_speed(threads: usize) -> f64 {
-    let block: Vec<u64> = (0..32 << 20).collect();
-    let seconds = best(5, || {
-        std::thread::scope(|scope| {
-            for part in block.chunks(block.len().div_ceil(threads)) {
-                scope.spawn(|| {
-                    let mut sums = [0u64; 16];
-                    for words in part.as_chunks::<16>().0 {
-                        for (sum, word) in sums.iter_mut().zip(words) {
-                            *sum = sum.wrapping_add(*word);
-                        }
-                    }
-                    black_box(sums)
-                });
+    const WORDS: usize = 512 << 10;
+    let block: Vec<u64> = (0..64 * WORDS as u64).collect();
+    let mut shortest = f64::INFINITY;
+    for pieces in block.chunks(threads * WORDS).cycle().take(40 * block.len() / (threads * WORDS)) {
+        let start = Barrier::new(threads);
+        let read = |part: &[u64]| {
+            start.wait();
+            let begin = Instant::now();
+            let mut sums = [0u64; 16];
+            for words in part.as_chunks::<16>().0 {
+                for (sum, word) in sums.iter_mut().zip(words) {
+                    *sum = sum.wrapping_add(*word);
+                }
             }
+            black_box(sums);
+            begin.elapsed().as_secs_f64()
+        };
+        let slowest = std::thread::scope(|scope| {
+            let handles: Vec<_> =
+                pieces.chunks(pieces.len() / threads).map(|part| scope.spawn(|| read(part))).collect();
+            handles.into_iter().filter_map(|handle| handle.join().ok()).fold(0.0, f64::max)
         });
-    });
-    (block.len() * 8) as f64 / seconds / 1e9
+        shortest = shortest.min(slowest);
+    }
+    (threads * WORDS * 8) as f64 / shortest / 1e9
 }
 
 /// The shortest of several runs, in seconds.
@@ -111,6 +121,7 @@ impl Speed {
         let shapes = [
             (WeightFormat::Int4, 2 * self.geometry.intermediate, self.geometry.hidden),
             (WeightFormat::Int4, self.geometry.hidden, self.geometry.intermediate),
+            (WeightFormat::Int8, self.geometry.hidden, self.geometry.intermediate),
             (WeightFormat::Int8, self.geometry.vocab, self.geometry.hidden),
             (WeightFormat::Bf16, 2 * self.geometry.intermediate, self.geometry.hidden),
         ];
@@ -120,28 +131,26 @@ impl Speed {
             let copies = (256_000_000 / bytes).clamp(1, 64) as usize;
             let matrices: Vec<Matrix> =
                 (0..copies).map(|_| self.matrix(format, outputs, inputs)).collect::<Result<_, _>>()?;
-            for rows in [1usize, 4, 16, 128] {
+            for rows in [1usize, 2, 4, 16, 128] {
                 if rows > 4 && outputs > 100_000 {
                     continue;
                 }
                 let x = self.filled(rows, inputs, 1.0)?;
                 let mut out = self.device.buffer(rows, outputs)?;
-                let used = if rows > 16 { 1 } else { copies };
                 let mut failed = Ok(());
-                let seconds = best(7, || {
-                    for matrix in &matrices[..used] {
-                        failed = failed.clone().and(self.device.linear(rows, &x, matrix, &mut out));
-                    }
+                let tries = 10 * copies.div_ceil(rows);
+                let seconds = matrices.iter().cycle().take(tries).map(|matrix| {
+                    best(1, || failed = failed.clone().and(self.device.linear(rows, &x, matrix, &mut out)))
                 });
+                let seconds = seconds.fold(f64::INFINITY, f64::min);
                 failed?;
-                let (gigabytes, products) =
-                    (bytes as f64 * used as f64 / 1e9, (rows * outputs * inputs * used) as f64 / 1e9);
+                let rate = bytes as f64 / seconds / 1e9;
                 println!(
-                    "{:>5} [{outputs:>6} x {inputs:>5}] rows {rows:>3}: {:>6.1} GB/s ({:>3.0} % of memory) {:>7.1} GMAC/s",
+                    "{:>5} [{outputs:>6} x {inputs:>5}] rows {rows:>3}: {:>8.1} us {rate:>6.1} GB/s ({:>3.0} % of memory) {:>7.1} GMAC/s",
                     format.name(),
-                    gigabytes / seconds,
-                    100.0 * gigabytes / seconds / self.memory,
-                    products / seconds
+                    seconds * 1e6,
+                    100.0 * rate / self.memory,
+                    (rows * outputs * inputs) as f64 / seconds / 1e9
                 );
             }
         }
@@ -183,8 +192,8 @@ impl Speed {
     }
 
     fn report(name: &str, layers: usize, seconds: f64) -> f64 {
-        println!("  {name:<18} {:>9.1} us x {layers}", seconds * 1e6 / layers as f64);
-        seconds
+        println!("  {name:<18} {:>9.1} us x {layers}", seconds * 1e6);
+        seconds * layers as f64
     }
 
     fn gdn_layers(&mut self, batch: &Batch, cache: &mut Cache) -> Result<f64, DeviceError> {
@@ -202,23 +211,18 @@ impl Speed {
         };
         let mut failed = Ok(());
         let device = &mut self.device;
-        let prepare = best(9, || {
-            for layer in 0..layers {
-                let done = device.gdn_prepare(batch, layer, &shape, &weights, &projected, cache, &mut mixed);
-                failed = failed.clone().and(done);
-            }
+        let mut layer = (0..layers).cycle();
+        let mut next = || layer.next().unwrap_or(0);
+        let prepare = best(20 * layers, || {
+            let done = device.gdn_prepare(batch, next(), &shape, &weights, &projected, cache, &mut mixed);
+            failed = failed.clone().and(done);
         });
-        let scan = best(9, || {
-            for layer in 0..layers {
-                failed =
-                    failed.clone().and(device.gdn_scan(batch, layer, &shape, &mixed, cache, &mut scanned));
-            }
+        let scan = best(20 * layers, || {
+            failed = failed.clone().and(device.gdn_scan(batch, next(), &shape, &mixed, cache, &mut scanned));
         });
-        let gate = best(9, || {
-            for _ in 0..layers {
-                let done = device.gated_norm(rows, &shape, &scanned, &projected, &weights.norm, &mut gated);
-                failed = failed.clone().and(done);
-            }
+        let gate = best(20 * layers, || {
+            let done = device.gated_norm(rows, &shape, &scanned, &projected, &weights.norm, &mut gated);
+            failed = failed.clone().and(done);
         });
         failed?;
         let sum = Self::report("gdn_prepare", layers, prepare) + Self::report("gdn_scan", layers, scan);
@@ -241,25 +245,18 @@ impl Speed {
             let before = Self::batch(Phase::Prefill, first, PAGE_TOKENS.min(rows));
             device.attention_prepare(&before, 0, &shape, &projected, &norm, &norm, cache, &mut query)?;
         }
-        let prepare = best(9, || {
-            for _ in 0..layers {
-                let done =
-                    device.attention_prepare(batch, 0, &shape, &projected, &norm, &norm, cache, &mut query);
-                failed = failed.clone().and(done);
-            }
+        let prepare = best(100, || {
+            let done =
+                device.attention_prepare(batch, 0, &shape, &projected, &norm, &norm, cache, &mut query);
+            failed = failed.clone().and(done);
         });
-        let attend = best(9, || {
-            for _ in 0..layers {
-                let done = device.attention(batch, 0, &shape, &query, &projected, cache, &mut out);
-                failed = failed.clone().and(done);
-            }
+        let attend = best(100, || {
+            let done = device.attention(batch, 0, &shape, &query, &projected, cache, &mut out);
+            failed = failed.clone().and(done);
         });
         let all = self.geometry.layers.len();
-        let gate = best(9, || {
-            for _ in 0..all {
-                failed = failed.clone().and(device.swiglu(rows, width, &gate_up, &mut swiglu));
-            }
-        });
+        let gate =
+            best(100, || failed = failed.clone().and(device.swiglu(rows, width, &gate_up, &mut swiglu)));
         failed?;
         let sum =
             Self::report("attention_prepare", layers, prepare) + Self::report("attention", layers, attend);
@@ -281,7 +278,7 @@ impl Speed {
         for (name, row) in rows {
             let mut failed = Ok(Vec::new());
             let rows = [row];
-            let seconds = best(9, || failed = self.device.sample(&logits, &rows));
+            let seconds = best(50, || failed = self.device.sample(&logits, &rows));
             failed?;
             println!("sample {name:<20} {:>8.1} us", seconds * 1e6);
         }

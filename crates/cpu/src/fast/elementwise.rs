@@ -2,7 +2,7 @@
 
 use qwill_device::{Activations, GdnShape};
 
-use super::simd::{Simd, silu};
+use super::simd::{Simd, silu, starts};
 
 /// Rounds a finished row to the activation type.
 #[inline(always)]
@@ -45,12 +45,11 @@ pub(super) fn rms_norm_row_body<S: Simd>(
     eps: f32,
     out: &mut [f32],
 ) {
-    let x = &x[..weight.len()];
-    let out = &mut out[..weight.len()];
+    let (x, out) = (&x[..weight.len()], &mut out[..weight.len()]);
     let factor = simd.splat(inverse_rms(x, eps));
-    for ((x, weight), out) in x.chunks(S::LANES).zip(weight.chunks(S::LANES)).zip(out.chunks_mut(S::LANES)) {
-        let scaled = simd.mul(simd.load_part(x), factor);
-        simd.store_part(out, simd.mul(scaled, simd.load_part(weight)));
+    for at in starts(simd, x.len()) {
+        let scaled = simd.mul(simd.load_part(&x[at..]), factor);
+        simd.store_part(&mut out[at..], simd.mul(scaled, simd.load_part(&weight[at..])));
     }
     round_row(activations, out);
 }
@@ -64,8 +63,10 @@ pub(super) fn swiglu_row_body<S: Simd>(
     up: &[f32],
     out: &mut [f32],
 ) {
-    for ((gate, up), out) in gate.chunks(S::LANES).zip(up.chunks(S::LANES)).zip(out.chunks_mut(S::LANES)) {
-        simd.store_part(out, simd.mul(silu(simd, simd.load_part(gate)), simd.load_part(up)));
+    let (gate, up) = (&gate[..out.len()], &up[..out.len()]);
+    for at in starts(simd, out.len()) {
+        let gated = simd.mul(silu(simd, simd.load_part(&gate[at..])), simd.load_part(&up[at..]));
+        simd.store_part(&mut out[at..], gated);
     }
     round_row(activations, out);
 }
@@ -82,12 +83,14 @@ pub(super) fn gated_norm_row_body<S: Simd>(
     out: &mut [f32],
 ) {
     let dim = shape.value_dim;
-    for ((head, gates), out) in scanned.chunks(dim).zip(gates.chunks(dim)).zip(out.chunks_mut(dim)) {
+    for ((head, gates), out) in
+        scanned.chunks_exact(dim).zip(gates.chunks_exact(dim)).zip(out.chunks_exact_mut(dim))
+    {
         let factor = simd.splat(inverse_rms(head, shape.norm_eps));
-        let parts = head.chunks(S::LANES).zip(gates.chunks(S::LANES)).zip(norm.chunks(S::LANES));
-        for (((x, gate), norm), out) in parts.zip(out.chunks_mut(S::LANES)) {
-            let normed = simd.mul(simd.mul(simd.load_part(x), factor), simd.load_part(norm));
-            simd.store_part(out, simd.mul(normed, silu(simd, simd.load_part(gate))));
+        for at in starts(simd, dim) {
+            let scaled = simd.mul(simd.load_part(&head[at..]), factor);
+            let normed = simd.mul(scaled, simd.load_part(&norm[at..]));
+            simd.store_part(&mut out[at..], simd.mul(normed, silu(simd, simd.load_part(&gates[at..]))));
         }
     }
     round_row(activations, out);

@@ -7,7 +7,7 @@ use super::blocks::{Blocks, steps};
 use super::elementwise::{round_row, sum_of_squares};
 use super::pool::Pool;
 use super::rows_per_piece;
-use super::simd::{self, Level, Simd, silu};
+use super::simd::{self, Level, Simd, silu, starts};
 use crate::Buffer;
 use crate::storage::StateLayer;
 
@@ -112,17 +112,7 @@ pub(super) fn prepare_row_body<S: Simd>(
 ) {
     let channels = shape.conv_channels();
     let (convolved, gates) = out.split_at_mut(channels);
-    for first in (0..channels).step_by(S::LANES) {
-        let end = (first + S::LANES).min(channels);
-        let mut sum = simd.splat(0.0);
-        for (sample, taps) in samples.iter().zip(weights.taps.chunks(channels)) {
-            if let Some(sample) = sample {
-                sum =
-                    simd.mul_add(simd.load_part(&sample[first..end]), simd.load_part(&taps[first..end]), sum);
-            }
-        }
-        simd.store_part(&mut convolved[first..end], silu(simd, sum));
-    }
+    convolve(simd, samples, weights.taps, convolved);
     for (head, values) in convolved[..2 * shape.key_columns()].chunks_mut(shape.key_dim).enumerate() {
         let factor = if head < shape.key_heads { 1.0 / (shape.key_dim as f32).sqrt() } else { 1.0 };
         let scale = factor / (sum_of_squares(values) + L2_EPS).sqrt();
@@ -136,6 +126,34 @@ pub(super) fn prepare_row_body<S: Simd>(
         let decay_input = input[shape.a_column() + head] + weights.dt_bias[head];
         *log_decay = weights.decay_rate[head] * softplus(decay_input);
         *beta = 1.0 / (1.0 + (-input[shape.b_column() + head]).exp());
+    }
+}
+
+/// `out = silu(Σ_tap taps[tap] · samples[tap])`, oldest sample first, absent samples left out.
+#[inline(always)]
+fn convolve<S: Simd>(simd: S, samples: &[Option<&[f32]>], taps: &[f32], out: &mut [f32]) {
+    let channels = out.len();
+    if let [Some(a), Some(b), Some(c), Some(d)] = *samples {
+        // The usual width, away from the sequence's start: everything stays in registers.
+        let samples = [&a[..channels], &b[..channels], &c[..channels], &d[..channels]];
+        let taps: [&[f32]; 4] = std::array::from_fn(|tap| &taps[tap * channels..][..channels]);
+        for at in starts(simd, channels) {
+            let mut sum = simd.splat(0.0);
+            for (sample, taps) in samples.iter().zip(taps) {
+                sum = simd.mul_add(simd.load_part(&sample[at..]), simd.load_part(&taps[at..]), sum);
+            }
+            simd.store_part(&mut out[at..], silu(simd, sum));
+        }
+        return;
+    }
+    for at in starts(simd, channels) {
+        let mut sum = simd.splat(0.0);
+        for (sample, taps) in samples.iter().zip(taps.chunks_exact(channels)) {
+            if let Some(sample) = sample {
+                sum = simd.mul_add(simd.load_part(&sample[at..]), simd.load_part(&taps[at..]), sum);
+            }
+        }
+        simd.store_part(&mut out[at..], silu(simd, sum));
     }
 }
 

@@ -34,11 +34,19 @@ pub(super) fn sample(
     logits: &Buffer,
     rows: &[SampleRow<'_>],
 ) -> Vec<Sampled> {
+    if let [row] = rows
+        && row.top_logprobs.is_none()
+    {
+        // One sequence alone: all threads look for its token.
+        let logits = below_limit(logits.row(row.logits_row), row.vocab_limit);
+        let token = scratch.with(0, logits.len(), |memory| draw(level, logits, row, memory, Some(pool)));
+        return vec![Sampled { token, logprob: f32::NAN, top: Vec::new() }];
+    }
     let drawn: Vec<OnceLock<Sampled>> = rows.iter().map(|_| OnceLock::new()).collect();
     pool.run(rows.len(), &|worker, index| {
         let row = &rows[index];
         let logits = below_limit(logits.row(row.logits_row), row.vocab_limit);
-        let token = scratch.with(worker, logits.len(), |memory| draw(level, logits, row, memory));
+        let token = scratch.with(worker, logits.len(), |memory| draw(level, logits, row, memory, None));
         let sampled = match row.top_logprobs {
             Some(top) => report(level, logits, token, top),
             None => Sampled { token, logprob: f32::NAN, top: Vec::new() },
@@ -69,7 +77,13 @@ fn not_nan(logit: f32) -> f32 {
     if logit.is_nan() { f32::NEG_INFINITY } else { logit }
 }
 
-fn draw(level: Level, logits: &[f32], row: &SampleRow<'_>, memory: &mut [f32]) -> u32 {
+fn draw(
+    level: Level,
+    logits: &[f32],
+    row: &SampleRow<'_>,
+    memory: &mut [f32],
+    pool: Option<&mut Pool>,
+) -> u32 {
     let changed = !(row.seen.is_empty() && row.bias.is_empty() && row.banned.is_empty());
     let adjusted = if changed { adjust(logits, row, memory) } else { logits };
     let best = most_likely(level, adjusted);
@@ -82,13 +96,38 @@ fn draw(level: Level, logits: &[f32], row: &SampleRow<'_>, memory: &mut [f32]) -
     }
     let best = Candidate { scaled, ..best };
     if row.top_k == 0 && row.top_p >= 1.0 && row.min_p <= 0.0 {
-        return simd::gumbel_argmax(level, adjusted, best, row);
+        return noisiest(level, adjusted, best, row, pool);
     }
     let mut kept = keep_likely(level, adjusted, best, row);
     for candidate in &mut kept {
         candidate.scaled += gumbel(row.seed, row.position, candidate.token);
     }
     kept.iter().copied().min_by(likelier_first).map_or(best.token, |drawn| drawn.token)
+}
+
+/// The argmax of scaled logits plus noise over the whole vocabulary, a part of it at a time.
+fn noisiest(
+    level: Level,
+    logits: &[f32],
+    best: Candidate,
+    row: &SampleRow<'_>,
+    pool: Option<&mut Pool>,
+) -> u32 {
+    /// Tokens that are worth handing over.
+    const PART: usize = 16 << 10;
+    let parts: Vec<OnceLock<Candidate>> = logits.chunks(PART).map(|_| OnceLock::new()).collect();
+    let look = |_: usize, part: usize| {
+        let first = part * PART;
+        let logits = &logits[first..(first + PART).min(logits.len())];
+        // Every part is looked at once.
+        let _ = parts[part].set(simd::gumbel_argmax(level, logits, first, best, row));
+    };
+    match pool {
+        Some(pool) => pool.run(parts.len(), &look),
+        None => (0..parts.len()).for_each(|part| look(0, part)),
+    }
+    let winners = parts.iter().filter_map(OnceLock::get).copied();
+    winners.min_by(likelier_first).map_or(best.token, |winner| winner.token)
 }
 
 /// Logits after penalties and bias, banned ids at −∞.
@@ -337,7 +376,7 @@ fn mix(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// Kernel: the argmax of `logit / temperature + gumbel` over a whole vocabulary.
+/// Kernel: the argmax of `logit / temperature + gumbel` over the tokens from `first` on and the most likely one.
 ///
 /// With `u` the uniform number behind a token's noise, `gumbel = −ln(−ln u) ≤ −ln(1 − u)`; so a token can beat
 /// the best value so far only if `1 − u ≤ e^(scaled − best)`. Hash and comparison are cheap, few tokens pass.
@@ -345,9 +384,10 @@ fn mix(mut bits: u64) -> u64 {
 pub(super) fn gumbel_argmax_body<S: Simd>(
     simd: S,
     logits: &[f32],
+    first: usize,
     best: Candidate,
     row: &SampleRow<'_>,
-) -> u32 {
+) -> Candidate {
     let noise = Noise::new(row.seed, row.position);
     let noisy = |token: u32, scaled: f32| Candidate {
         token,
@@ -370,7 +410,7 @@ pub(super) fn gumbel_argmax_body<S: Simd>(
         simd.store(&mut scaled_lanes, scaled);
         simd.store(&mut chance_lanes, chances);
         for lane in 0..part.len() {
-            let token = (block * S::LANES + lane) as u32;
+            let token = (first + block * S::LANES + lane) as u32;
             let rest = (16_777_216 - noise.bits(token)) as f32 - 0.5;
             let (scaled, possible) = (scaled_lanes[lane], rest <= chance_lanes[lane] * 16_777_216.0);
             if possible && scaled > f32::NEG_INFINITY {
@@ -382,7 +422,7 @@ pub(super) fn gumbel_argmax_body<S: Simd>(
             }
         }
     }
-    winner.token
+    winner
 }
 
 #[cfg(test)]

@@ -65,6 +65,11 @@ fn draws_and_logprobs_equal_the_reference() {
             for (found, row) in sample(how, &buffer, &rows).iter().zip(&rows) {
                 same(found, &sample_row(&logits, row), row);
             }
+            for row in rows {
+                let how = (Level::new(isa).unwrap(), &mut pool, &Scratch::new(2));
+                let alone = sample(how, &buffer, std::slice::from_ref(&row));
+                same(&alone[0], &sample_row(&logits, &row), &row);
+            }
         }
     }
 }

@@ -76,5 +76,6 @@ kernels! {
         ring: &mut Ring<'_>, memory: &mut [f32], out: &mut Block<'_>);
     largest: sample::largest_body(values: &[f32]) -> f32;
     next_above: sample::next_above_body(values: &[f32], from: usize, bound: f32) -> usize;
-    gumbel_argmax: sample::gumbel_argmax_body(logits: &[f32], best: Candidate, row: &SampleRow<'_>) -> u32;
+    gumbel_argmax: sample::gumbel_argmax_body(
+        logits: &[f32], first: usize, best: Candidate, row: &SampleRow<'_>) -> Candidate;
 }

@@ -7,6 +7,7 @@
 )]
 #![allow(clippy::wildcard_imports, reason = "dozens of intrinsics")]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use qwill_device::GROUP;
@@ -46,7 +47,8 @@ pub(super) unsafe fn int4<const R: usize>(tile: IntTile<'_>, rows: IntRows<'_>, 
                         let odd = _mm256_set1_epi32(quads.add(1).read_unaligned());
                         for half in 0..2 {
                             let sum = _mm256_add_epi16(pairs[half], _mm256_maddubs_epi16(low[half], even));
-                            pairs[half] = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high[half], odd));
+                            pairs[half] =
+                                pinned(_mm256_add_epi16(sum, _mm256_maddubs_epi16(high[half], odd)));
                         }
                     }
                 }
@@ -97,7 +99,7 @@ pub(super) unsafe fn int8<const R: usize>(tile: IntTile<'_>, rows: IntRows<'_>, 
                         // |w| · (a with the sign of w): at most 2 · 128 · 127, which i16 holds.
                         let signed = _mm256_sign_epi8(quad, weights[half]);
                         let pairs = _mm256_maddubs_epi16(sizes[half], signed);
-                        dots[half] = _mm256_add_epi32(dots[half], _mm256_madd_epi16(pairs, ones));
+                        dots[half] = pinned(_mm256_add_epi32(dots[half], _mm256_madd_epi16(pairs, ones)));
                     }
                 }
             }
@@ -113,6 +115,16 @@ pub(super) unsafe fn int8<const R: usize>(tile: IntTile<'_>, rows: IntRows<'_>, 
         }
     }
     store(&sums, out);
+}
+
+/// The same value, opaque to the optimiser: it would otherwise turn the chains of integer sums into trees, which need
+/// more registers than there are.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pinned(mut value: __m256i) -> __m256i {
+    // SAFETY: no instruction at all.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) value, options(pure, nomem, nostack, preserves_flags)) };
+    value
 }
 
 /// # Safety

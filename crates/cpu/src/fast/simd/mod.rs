@@ -96,6 +96,14 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
+/// Where vectors that cover `len` elements begin: the last one is moved back to end with the last element, so only
+/// fewer elements than a vector need [`Simd::load_part`]. For loops that do not read what they write.
+#[inline(always)]
+pub(super) fn starts<S: Simd>(_simd: S, len: usize) -> impl Iterator<Item = usize> {
+    let last = len.saturating_sub(S::LANES);
+    (0..len).step_by(S::LANES).map(move |start| start.min(last))
+}
+
 /// An instruction set that was found on this processor, with its token.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Level {
