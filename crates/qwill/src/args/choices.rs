@@ -1,0 +1,81 @@
+//! Flags that take one of a few words.
+
+use clap::ValueEnum;
+use qwill_device::{Activations, KvType};
+use qwill_weights::Quantize;
+
+/// `--quantize`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QuantizeChoice {
+    /// Weights stay as they are stored
+    None,
+    /// 8 bits, one scale per 128 inputs
+    Int8,
+    /// 4 bits, one scale per 128 inputs; embedding and head 8 bits
+    Int4,
+}
+
+impl From<QuantizeChoice> for Quantize {
+    fn from(choice: QuantizeChoice) -> Self {
+        match choice {
+            QuantizeChoice::None => Self::None,
+            QuantizeChoice::Int8 => Self::Int8,
+            QuantizeChoice::Int4 => Self::Int4,
+        }
+    }
+}
+
+/// `--activations`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActivationsChoice {
+    /// Single precision throughout
+    F32,
+    /// Every operation's result is rounded to bfloat16
+    Bf16,
+    /// Inputs of quantised matrices are quantised to 8 bits: the fastest
+    Int8,
+}
+
+impl From<ActivationsChoice> for Activations {
+    fn from(choice: ActivationsChoice) -> Self {
+        match choice {
+            ActivationsChoice::F32 => Self::F32,
+            ActivationsChoice::Bf16 => Self::Bf16,
+            ActivationsChoice::Int8 => Self::Int8,
+        }
+    }
+}
+
+/// `--kv-type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvChoice {
+    /// 4 bytes a value
+    F32,
+    /// 2 bytes a value: twice the context in the same memory
+    Bf16,
+}
+
+impl From<KvChoice> for KvType {
+    fn from(choice: KvChoice) -> Self {
+        match choice {
+            KvChoice::F32 => Self::F32,
+            KvChoice::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// `--weights`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WeightsChoice {
+    /// Weights of the right shapes and distribution, without a checkpoint: for measuring speed
+    Random,
+}
+
+/// `--log-format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line; the start screen becomes a log line too
+    Json,
+}

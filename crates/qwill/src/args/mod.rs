@@ -1,0 +1,148 @@
+//! The command line as it is typed. Nothing here is checked against a model or a machine yet: `source` and
+//! `launch` turn these plain values into things that exist, and say so when they do not.
+
+mod choices;
+mod model;
+mod serving;
+mod values;
+
+use clap::{Args, Parser, Subcommand};
+
+pub(crate) use choices::{ActivationsChoice, KvChoice, LogFormat, QuantizeChoice, WeightsChoice};
+pub(crate) use model::{MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
+pub(crate) use serving::{ListenArgs, LogArgs, SamplingArgs};
+pub(crate) use values::ByteCount;
+
+use crate::env;
+
+/// Serves Qwen3.5-family models through an OpenAI-compatible API, from one binary.
+#[derive(Debug, Parser)]
+#[command(name = "qwill", version = crate::VERSION, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over HTTP: OpenAI-compatible API and a chat page
+    ///
+    /// Without a model directory the small embedded model is served, so the command works on a bare machine.
+    /// Everything that can be wrong (files, shapes, memory, the port) is checked before the port is opened.
+    Serve(Box<ServeArgs>),
+    /// Talk to a model in the terminal
+    ///
+    /// With --url it talks to a running server; otherwise it starts the model in this process.
+    /// Ctrl-C stops the answer, not the program. `/help` lists the commands.
+    Chat(Box<ChatArgs>),
+    /// Print what a model would take, byte by byte, without loading it
+    ///
+    /// Works for a model directory or a named geometry, for this machine or any other memory size.
+    Plan(PlanArgs),
+    /// Write docs/reference.md to standard output
+    #[command(hide = true)]
+    GenerateReference,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) random: RandomArgs,
+    #[command(flatten)]
+    pub(crate) numerics: NumericsArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) listen: ListenArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) numerics: NumericsArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    /// Talk to this server instead of starting a model, such as `http://127.0.0.1:18020`
+    #[arg(long, help_heading = "Conversation", conflicts_with = "model_dir")]
+    pub(crate) url: Option<String>,
+    /// Key for that server
+    #[arg(long, env = env::API_KEY, hide_env_values = true, help_heading = "Conversation")]
+    pub(crate) api_key: Option<String>,
+    /// Begin with this system prompt
+    #[arg(long, help_heading = "Conversation")]
+    pub(crate) system: Option<String>,
+    /// Ask the model to think first, or not to; without this the model's own default holds
+    #[arg(long, value_name = "BOOL", help_heading = "Conversation")]
+    pub(crate) thinking: Option<bool>,
+    /// Randomness of the answers, 0 to 2; 0 always takes the most likely token
+    #[arg(long, value_parser = values::temperature, help_heading = "Conversation")]
+    pub(crate) temperature: Option<f32>,
+    /// Most tokens of one answer
+    #[arg(long, help_heading = "Conversation")]
+    pub(crate) max_tokens: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Plan for this geometry instead of a checkpoint
+    #[arg(long, value_name = "NAME", conflicts_with = "model_dir", help_heading = "Model")]
+    #[arg(value_parser = values::geometry_names())]
+    pub(crate) geometry: Option<String>,
+    #[command(flatten)]
+    pub(crate) numerics: NumericsArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    /// Plan for a GPU with this much memory instead of this machine's, such as 24GiB; --memory can take less of it
+    #[arg(long, value_name = "BYTES", help_heading = "Memory")]
+    pub(crate) gpu: Option<ByteCount>,
+    /// Print JSON
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_environment_variable_belongs_to_a_flag() {
+        let command = Cli::command();
+        let mut used: Vec<String> = command
+            .get_subcommands()
+            .flat_map(clap::Command::get_arguments)
+            .filter_map(|argument| argument.get_env()?.to_str().map(str::to_owned))
+            .collect();
+        used.sort();
+        used.dedup();
+        let mut all: Vec<String> = env::ALL.iter().map(|name| (*name).to_owned()).collect();
+        all.sort();
+        assert_eq!(used, all);
+    }
+
+    #[test]
+    fn every_flag_has_help_and_a_heading() {
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            for argument in command.get_arguments().filter(|argument| !argument.is_positional()) {
+                let name = format!("{} --{}", command.get_name(), argument.get_id());
+                assert!(argument.get_help().is_some(), "{name} has no help");
+                assert!(argument.get_help_heading().is_some(), "{name} has no heading");
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Which model, in which numbers, in how much memory.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::values::{self, ByteCount};
+use super::{ActivationsChoice, KvChoice, QuantizeChoice, WeightsChoice};
+use crate::env;
+
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// Directory of a Hugging Face checkpoint: config.json, tokenizer.json, *.safetensors.
+    /// Without it, the small embedded model
+    #[arg(value_name = "MODEL_DIR")]
+    pub(crate) model_dir: Option<PathBuf>,
+    /// Quantise 16-bit weights while loading; weights that are stored quantised stay as they are
+    #[arg(long, value_enum, default_value = "none", env = env::QUANTIZE, help_heading = "Model")]
+    pub(crate) quantize: QuantizeChoice,
+    /// Jinja file to use instead of the checkpoint's chat template
+    #[arg(long, value_name = "FILE", env = env::CHAT_TEMPLATE, help_heading = "Model")]
+    pub(crate) chat_template: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RandomArgs {
+    /// Serve made-up weights of a --geometry instead of a checkpoint: right for measuring speed, not for text.
+    /// The embedded model's tokenizer gives the ids their text
+    #[arg(long, value_enum, requires = "geometry", conflicts_with = "model_dir", help_heading = "Model")]
+    pub(crate) weights: Option<WeightsChoice>,
+    /// Shapes of the random weights
+    #[arg(long, value_name = "NAME", requires = "weights", help_heading = "Model")]
+    #[arg(value_parser = values::geometry_names())]
+    pub(crate) geometry: Option<String>,
+    /// Seed of the random weights
+    #[arg(long, default_value_t = 0, requires = "weights", help_heading = "Model")]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NumericsArgs {
+    /// How activations are rounded [default: int8 when weights are quantised, otherwise f32]
+    #[arg(long, value_enum, env = env::ACTIVATIONS, help_heading = "Numerics")]
+    pub(crate) activations: Option<ActivationsChoice>,
+    /// Storage of keys and values
+    #[arg(long, value_enum, default_value = "f32", env = env::KV_TYPE, help_heading = "Numerics")]
+    pub(crate) kv_type: KvChoice,
+    /// Threads that compute [default: the processor's cores]
+    #[arg(long, value_parser = values::positive, env = env::THREADS, help_heading = "Numerics")]
+    pub(crate) threads: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// Memory that the model, its caches and buffers may take together, such as 24GiB
+    /// [default: four fifths of what is free, at most 4 GiB beside the weights]
+    #[arg(long, value_name = "BYTES", env = env::MEMORY, help_heading = "Memory")]
+    pub(crate) memory: Option<ByteCount>,
+    /// Sequences that run at once
+    #[arg(long, value_parser = values::positive, env = env::MAX_SEQUENCES, help_heading = "Memory")]
+    pub(crate) max_sequences: Option<usize>,
+    /// Longest prompt and answer together, tokens [default: as long as the model and the memory allow]
+    #[arg(long, value_name = "TOKENS", value_parser = values::positive, env = env::MAX_CONTEXT, help_heading = "Memory")]
+    pub(crate) max_context: Option<usize>,
+    /// Tokens of keys and values over all sequences [default: what fits]
+    #[arg(long, value_name = "TOKENS", value_parser = values::positive, env = env::KV_TOKENS, help_heading = "Memory")]
+    pub(crate) kv_tokens: Option<usize>,
+    /// Prompt tokens processed in one step: longer is faster for prompts, shorter keeps running answers smooth
+    #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = values::positive)]
+    #[arg(env = env::PREFILL_SLICE, help_heading = "Memory")]
+    pub(crate) prefill_slice: usize,
+}

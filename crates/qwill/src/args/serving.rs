@@ -1,0 +1,79 @@
+//! The HTTP side of `serve`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::LogFormat;
+use super::values::{self, ByteCount};
+use crate::env;
+
+#[derive(Debug, Args)]
+pub(crate) struct ListenArgs {
+    /// Address to listen on; 0.0.0.0 opens the server to the network: set a key then
+    #[arg(long, default_value = "127.0.0.1", env = env::HOST, help_heading = "Server")]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 takes a free one and prints it
+    #[arg(long, default_value_t = 18020, env = env::PORT, help_heading = "Server")]
+    pub(crate) port: u16,
+    /// Key that clients must send; may be given several times (the variable: separated by commas)
+    #[arg(long, value_name = "KEY", env = env::API_KEY, hide_env_values = true, value_delimiter = ',')]
+    #[arg(help_heading = "Server")]
+    pub(crate) api_key: Vec<String>,
+    /// File with one key a line; empty lines and lines that begin with # are skipped
+    #[arg(long, value_name = "FILE", env = env::API_KEY_FILE, help_heading = "Server")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Name that clients ask for; may be given several times [default: the directory's name]
+    #[arg(long, value_name = "NAME", env = env::SERVED_NAME, value_delimiter = ',', help_heading = "Server")]
+    pub(crate) served_name: Vec<String>,
+    /// Requests that may wait; the next one gets a 429
+    #[arg(long, default_value_t = 128, value_parser = values::positive, env = env::QUEUE, help_heading = "Server")]
+    pub(crate) queue: usize,
+    /// Largest request body
+    #[arg(long, value_name = "BYTES", default_value = "32MiB", env = env::BODY_LIMIT, help_heading = "Server")]
+    pub(crate) body_limit: ByteCount,
+    /// Refuse request fields that are not known, instead of warning once
+    #[arg(long, env = env::STRICT_PARAMS, help_heading = "Server")]
+    pub(crate) strict_params: bool,
+    /// Whether chats begin with thinking when a request does not say [default: the chat template decides; off
+    /// for the embedded model]
+    #[arg(long, value_name = "BOOL", env = env::THINKING, help_heading = "Server")]
+    pub(crate) thinking: Option<bool>,
+    /// Seconds that running answers get to finish after SIGTERM or Ctrl-C; a second signal ends at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, env = env::DRAIN_TIMEOUT, help_heading = "Server")]
+    pub(crate) drain_timeout: u64,
+}
+
+/// What a request gets when it does not say. Without a flag, the checkpoint's `generation_config.json` decides.
+#[derive(Debug, Default, Args)]
+pub(crate) struct SamplingArgs {
+    /// Default temperature, 0 to 2
+    #[arg(long, value_parser = values::temperature, help_heading = "Sampling defaults")]
+    pub(crate) temperature: Option<f32>,
+    /// Default top-p, above 0 to 1
+    #[arg(long, value_parser = values::top_p, help_heading = "Sampling defaults")]
+    pub(crate) top_p: Option<f32>,
+    /// Default top-k; 0 keeps all tokens
+    #[arg(long, help_heading = "Sampling defaults")]
+    pub(crate) top_k: Option<usize>,
+    /// Default min-p, 0 to 1
+    #[arg(long, value_parser = values::min_p, help_heading = "Sampling defaults")]
+    pub(crate) min_p: Option<f32>,
+    /// Default repetition penalty, above 0 to 10; 1 does nothing
+    #[arg(long, value_parser = values::repetition_penalty, help_heading = "Sampling defaults")]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Default most tokens of an answer [default: as many as fit]
+    #[arg(long, value_parser = values::positive, help_heading = "Sampling defaults")]
+    pub(crate) max_tokens: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogArgs {
+    /// Form of the log, which goes to standard error
+    #[arg(long, value_enum, default_value = "text", env = env::LOG_FORMAT, help_heading = "Log")]
+    pub(crate) log_format: LogFormat,
+    /// What is logged: error, warn, info, debug, trace, or directives such as `info,qwill_engine=debug`
+    #[arg(long, value_name = "LEVEL", default_value = "info", env = env::LOG_LEVEL, help_heading = "Log")]
+    pub(crate) log_level: String,
+}

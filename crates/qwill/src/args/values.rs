@@ -1,0 +1,120 @@
+//! Values with units or ranges, checked while the command line is read, so that a typing mistake is a usage
+//! error and not a failure later.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::builder::PossibleValuesParser;
+use qwill_device::Geometry;
+
+/// A number of bytes: `24GiB`, `512MiB`, `1.5GB`, `1000000`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ByteCount(pub(crate) u64);
+
+impl FromStr for ByteCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let factor: u64 = match unit.trim() {
+            "" | "B" => 1,
+            "KB" | "kB" => 1000,
+            "MB" => 1_000_000,
+            "GB" => 1_000_000_000,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            other => return Err(format!("unknown unit `{other}`: write B, KB, MB, GB, KiB, MiB or GiB")),
+        };
+        let number: f64 =
+            number.parse().map_err(|_| "expected a number and a unit, such as 24GiB".to_owned())?;
+        let bytes = number * factor as f64;
+        if bytes < 1.0 || bytes >= u64::MAX as f64 {
+            return Err("must be at least one byte and fit 64 bits".to_owned());
+        }
+        Ok(Self(bytes as u64))
+    }
+}
+
+/// Geometries by name.
+pub(super) fn geometry_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(Geometry::NAMES)
+}
+
+/// At least 1.
+pub(super) fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("expected a whole number, at least 1".to_owned()),
+    }
+}
+
+fn in_range(
+    text: &str,
+    range: impl std::ops::RangeBounds<f32> + fmt::Debug,
+    words: &str,
+) -> Result<f32, String> {
+    let number: f32 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if range.contains(&number) { Ok(number) } else { Err(format!("must be {words}")) }
+}
+
+/// [0, 2].
+pub(super) fn temperature(text: &str) -> Result<f32, String> {
+    in_range(text, 0.0..=2.0, "between 0 and 2")
+}
+
+/// (0, 1].
+pub(super) fn top_p(text: &str) -> Result<f32, String> {
+    in_range(text, f32::MIN_POSITIVE..=1.0, "above 0 and at most 1")
+}
+
+/// [0, 1].
+pub(super) fn min_p(text: &str) -> Result<f32, String> {
+    in_range(text, 0.0..=1.0, "between 0 and 1")
+}
+
+/// (0, 10].
+pub(super) fn repetition_penalty(text: &str) -> Result<f32, String> {
+    in_range(text, f32::MIN_POSITIVE..=10.0, "above 0 and at most 10")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_counts_know_both_families_of_units() {
+        for (text, bytes) in [
+            ("24GiB", 24 << 30),
+            ("24 GiB", 24 << 30),
+            ("1.5GB", 1_500_000_000),
+            ("512MiB", 512 << 20),
+            ("7", 7),
+            ("7B", 7),
+            ("2kB", 2000),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteCount(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn byte_counts_refuse_what_is_ambiguous_or_nothing() {
+        for text in ["", "GiB", "24G", "24gb", "-1GiB", "0", "1e3", "1.2.3MB", "99999999999999999999GiB"] {
+            assert!(text.parse::<ByteCount>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn ranges_include_their_ends_and_refuse_nan() {
+        assert_eq!(temperature("2"), Ok(2.0));
+        assert!(temperature("2.01").is_err());
+        assert!(temperature("nan").is_err());
+        assert!(top_p("0").is_err());
+        assert_eq!(top_p("1"), Ok(1.0));
+        assert!(positive("0").is_err());
+        assert!(positive("-3").is_err());
+    }
+}

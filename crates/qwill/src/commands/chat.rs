@@ -1,0 +1,136 @@
+//! `qwill chat`: a conversation in the terminal.
+//!
+//! It always speaks HTTP: to the server of `--url`, or to one that it starts in this process on a private
+//! loopback port. So there is one way of asking, and its answers are those that any client gets.
+
+mod local;
+mod render;
+mod session;
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+
+use crate::args::ChatArgs;
+use crate::client::Client;
+use crate::terminal;
+use local::LocalServer;
+use session::{Input, Session};
+
+const HELP: &str = "\
+/reset           forget the conversation
+/system TEXT     set the system prompt and begin anew; without TEXT, remove it
+/thinking on|off ask the model to think first, or not to
+/quit            leave (also Ctrl-D)
+A line that ends in \\ goes on in the next one. Ctrl-C stops the answer.";
+
+/// Talks until the input ends.
+pub(crate) fn run(arguments: &ChatArgs) -> Result<()> {
+    let (client, _server) = connect(arguments)?;
+    let model = client.model()?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let _signals = catch_interrupts(&interrupted)?;
+    let mut session = Session::new(model.clone(), arguments);
+    let interactive = std::io::stdin().is_terminal() && terminal::is_interactive();
+    if interactive {
+        println!("{}", terminal::dim(&format!("Talking to {model}. /help lists the commands.")));
+    }
+    let mut lines = std::io::stdin().lock().lines();
+    loop {
+        if interactive {
+            print!("\n{} ", terminal::bold(">"));
+            std::io::stdout().flush()?;
+        }
+        let Some(text) = read_message(&mut lines)? else { break };
+        interrupted.store(false, Ordering::Release);
+        match Input::parse(&text) {
+            Input::Nothing => {}
+            Input::Quit => break,
+            Input::Help => println!("{}", terminal::dim(HELP)),
+            Input::Unknown(command) => eprintln!("unknown command {command}; /help lists them"),
+            Input::Change(change) => println!("{}", terminal::dim(session.apply(change))),
+            Input::Say(text) => answer(&client, &mut session, text, &interrupted, interactive)?,
+        }
+    }
+    if interactive {
+        println!();
+    }
+    Ok(())
+}
+
+fn connect(arguments: &ChatArgs) -> Result<(Client, Option<LocalServer>)> {
+    if let Some(url) = &arguments.url {
+        return Ok((Client::new(url, arguments.api_key.clone())?, None));
+    }
+    let server = LocalServer::start(&arguments.model, &arguments.numerics, &arguments.memory)?;
+    Ok((Client::new(&server.url, Some(server.key.clone()))?, Some(server)))
+}
+
+/// One turn. A failed one is reported and leaves the conversation as it was; only a broken output ends the
+/// program.
+fn answer(
+    client: &Client,
+    session: &mut Session,
+    text: String,
+    interrupted: &Arc<AtomicBool>,
+    interactive: bool,
+) -> Result<()> {
+    let body = session.request(&text);
+    match render::stream(client, body, interrupted, interactive)? {
+        Ok(answer) => session.remember(text, answer),
+        Err(error) => eprint!("{}", crate::failure::render(&error)),
+    }
+    Ok(())
+}
+
+/// The next message; `None` at the end of the input.
+fn read_message(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> Result<Option<String>> {
+    let mut message = String::new();
+    for line in lines {
+        let line = line.context("reading standard input")?;
+        match line.strip_suffix('\\') {
+            Some(begun) => {
+                message.push_str(begun);
+                message.push('\n');
+            }
+            None => return Ok(Some(message + &line)),
+        }
+    }
+    Ok((!message.is_empty()).then_some(message))
+}
+
+/// Ctrl-C sets the flag instead of ending the program. The runtime must live as long as the program listens.
+fn catch_interrupts(interrupted: &Arc<AtomicBool>) -> Result<tokio::runtime::Runtime> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let flag = Arc::clone(interrupted);
+    let mut signals = {
+        let _context = runtime.enter();
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
+    };
+    runtime.spawn(async move {
+        while signals.recv().await.is_some() {
+            flag.store(true, Ordering::Release);
+        }
+    });
+    Ok(runtime)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(text: &str) -> Vec<String> {
+        let mut lines = text.as_bytes().lines();
+        std::iter::from_fn(|| read_message(&mut lines).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_backslash_joins_lines() {
+        assert_eq!(messages("one\ntwo \\\nthree\n"), ["one", "two \nthree"]);
+        assert_eq!(messages(""), Vec::<String>::new());
+        assert_eq!(messages("cut \\\n"), ["cut \n"]);
+        assert_eq!(messages("\n"), [""]);
+    }
+}

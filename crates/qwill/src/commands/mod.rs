@@ -1,0 +1,6 @@
+//! One file per command.
+
+pub(crate) mod chat;
+pub(crate) mod plan;
+pub(crate) mod reference;
+pub(crate) mod serve;

@@ -1,0 +1,82 @@
+//! `qwill plan`: the memory plan of a model, for this machine or another, without loading anything.
+
+use std::io::Write;
+
+use anyhow::Result;
+use qwill_device::WeightFormat;
+use qwill_device::plan::MemoryPlan;
+use qwill_model::PlanGroup;
+use serde_json::{Value, json};
+
+use crate::args::PlanArgs;
+use crate::launch::{self, Planned};
+use crate::source::{self, ModelSource};
+use crate::units;
+
+/// Prints the plan.
+pub(crate) fn run(arguments: &PlanArgs) -> Result<()> {
+    let origin = match &arguments.geometry {
+        Some(name) => ModelSource::Random { geometry: Box::new(source::geometry(name)?), seed: 0 },
+        None => ModelSource::of(&arguments.model, None)?,
+    };
+    let quantize = arguments.model.quantize.into();
+    let checkpoint = origin.checkpoint(quantize)?;
+    let planned = match arguments.gpu {
+        // No card is asked: bytes as the formats define them, without a device's padding.
+        Some(gpu) => {
+            let budget_bytes = arguments.memory.memory.map_or(gpu.0, |memory| memory.0.min(gpu.0));
+            let (numerics, memory) = (&arguments.numerics, &arguments.memory);
+            launch::plan(&checkpoint, quantize, numerics, memory, budget_bytes, &WeightFormat::matrix_bytes)?
+        }
+        None => launch::plan_for_this_machine(&checkpoint, quantize, &arguments.numerics, &arguments.memory)?,
+    };
+    let name = match &origin {
+        ModelSource::Random { geometry, .. } => geometry.name.clone(),
+        other => format!("{} ({})", checkpoint.config().geometry.name, other.describe()),
+    };
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        writeln!(out, "{:#}", as_json(&name, &planned))?;
+    } else {
+        writeln!(
+            out,
+            "{name}: {} parameters\n\n{}",
+            units::parameters(planned.parameters()),
+            planned.memory
+        )?;
+    }
+    Ok(())
+}
+
+fn as_json(name: &str, planned: &Planned) -> Value {
+    let MemoryPlan { budget_bytes, pages, slots, max_context_tokens, prefill_rows, kv_type, .. } =
+        &planned.memory;
+    let rows: Vec<Value> = planned
+        .memory
+        .rows()
+        .iter()
+        .map(|row| json!({"section": row.section.name(), "name": row.name, "detail": row.detail, "bytes": row.bytes}))
+        .collect();
+    let weights: Vec<Value> = planned
+        .weights
+        .iter()
+        .map(|PlanGroup { label, formats, parameters, bytes }| {
+            json!({"group": label, "formats": formats, "parameters": parameters, "bytes": bytes})
+        })
+        .collect();
+    json!({
+        "model": name,
+        "parameters": planned.parameters(),
+        "budget_bytes": budget_bytes,
+        "total_bytes": planned.memory.total_bytes(),
+        "left_bytes": planned.memory.left_bytes(),
+        "max_sequences": slots,
+        "kv_pages": pages,
+        "kv_tokens": planned.memory.kv_tokens(),
+        "kv_type": kv_type.name(),
+        "max_context_tokens": max_context_tokens,
+        "prefill_slice_tokens": prefill_rows,
+        "rows": rows,
+        "weights": weights,
+    })
+}

@@ -1,0 +1,126 @@
+//! `qwill generate-reference`: the reference page, from the definitions that parse the command line.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use anyhow::Result;
+use clap::{Arg, ArgAction, Command, CommandFactory};
+
+use crate::args::Cli;
+
+/// Prints the page.
+pub(crate) fn run() -> Result<()> {
+    std::io::stdout().write_all(page().as_bytes())?;
+    Ok(())
+}
+
+fn page() -> String {
+    let mut text = String::from(
+        "# Reference\n\nEvery command, flag and environment variable. This page is generated from the definitions \
+         that parse the command line (`cargo xtask docs`); a flag wins over its variable.\n",
+    );
+    let mut root = Cli::command();
+    root.build();
+    for command in
+        root.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
+    {
+        write_command(&mut text, command);
+    }
+    text
+}
+
+fn write_command(text: &mut String, command: &Command) {
+    let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
+    let _ = write!(text, "\n## qwill {}\n\n{about}\n", command.get_name());
+    let mut headings: Vec<&str> = Vec::new();
+    for argument in visible(command) {
+        let heading = heading(argument);
+        if !headings.contains(&heading) {
+            headings.push(heading);
+        }
+    }
+    for wanted in headings {
+        let _ = write!(text, "\n### {wanted}\n\n| | default | variable | |\n| --- | --- | --- | --- |\n");
+        for argument in visible(command).filter(|argument| heading(argument) == wanted) {
+            let _ = writeln!(
+                text,
+                "| `{}` | {} | {} | {} |",
+                spelling(argument),
+                default_of(argument),
+                argument.get_env().map_or(String::new(), |name| format!("`{}`", name.to_string_lossy())),
+                help_of(argument)
+            );
+        }
+    }
+}
+
+fn visible(command: &Command) -> impl Iterator<Item = &Arg> {
+    command.get_arguments().filter(|argument| !argument.is_hide_set() && argument.get_id() != "help")
+}
+
+fn heading(argument: &Arg) -> &str {
+    argument.get_help_heading().unwrap_or("Arguments")
+}
+
+/// `--port <PORT>`, `--strict-params`, `[MODEL_DIR]`.
+fn spelling(argument: &Arg) -> String {
+    let value = argument.get_value_names().and_then(|names| names.first()).map_or("", |name| name.as_str());
+    match argument.get_long() {
+        None => format!("[{value}]"),
+        Some(long) if matches!(argument.get_action(), ArgAction::SetTrue) => format!("--{long}"),
+        Some(long) => format!("--{long} <{value}>"),
+    }
+}
+
+fn default_of(argument: &Arg) -> String {
+    // A switch has the default `false`, which says nothing.
+    if matches!(argument.get_action(), ArgAction::SetTrue) {
+        return String::new();
+    }
+    argument
+        .get_default_values()
+        .first()
+        .map_or(String::new(), |value| format!("`{}`", value.to_string_lossy()))
+}
+
+fn help_of(argument: &Arg) -> String {
+    let mut help = argument.get_help().map(ToString::to_string).unwrap_or_default().replace('\n', " ");
+    let choices: Vec<String> = argument
+        .get_possible_values()
+        .iter()
+        .filter(|_| !matches!(argument.get_action(), ArgAction::SetTrue))
+        .map(|choice| match choice.get_help() {
+            Some(help) => format!("`{}` ({})", choice.get_name(), lower_first(&help.to_string())),
+            None => format!("`{}`", choice.get_name()),
+        })
+        .collect();
+    if !choices.is_empty() {
+        let _ = write!(help, ": {}", choices.join(", "));
+    }
+    help.replace('|', "\\|")
+}
+
+fn lower_first(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map_or(String::new(), |first| first.to_lowercase().chain(characters).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_names_every_visible_flag_and_variable() {
+        let page = page();
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            for argument in command.get_arguments().filter(|argument| argument.get_long().is_some()) {
+                let flag = argument.get_long().unwrap();
+                assert!(page.contains(&format!("`--{flag}")), "--{flag}");
+            }
+        }
+        for name in crate::env::ALL {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+        assert!(!page.contains("generate-reference"));
+    }
+}

@@ -1,0 +1,207 @@
+//! `qwill serve`: everything is checked and loaded, then the port opens, then signals decide.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use qwill_server::{SamplingDefaults, Server, ServerOptions, TextModel};
+use qwill_weights::GenerationDefaults;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::{ListenArgs, LogFormat, SamplingArgs, ServeArgs};
+use crate::failure::Hinted;
+use crate::launch::{self, Launch};
+use crate::{logging, screen};
+
+/// Exit code after a second signal: 128 + SIGINT, as a shell would report it.
+const INTERRUPTED: i32 = 130;
+
+/// Serves until a signal.
+pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
+    logging::start(&arguments.log)?;
+    let bind = SocketAddr::new(arguments.listen.host, arguments.listen.port);
+    // A taken port should fail now, not after a long load. It stays closed until the model is ready, so that
+    // whoever can connect gets an answer.
+    launch::check_address(bind)?;
+    let api_keys = api_keys(&arguments.listen)?;
+    if api_keys.is_empty() && !bind.ip().is_loopback() {
+        tracing::warn!("{bind} is open to the network and no key is set: see --api-key");
+    }
+
+    let launch =
+        Launch::prepare(&arguments.model, Some(&arguments.random), &arguments.numerics, &arguments.memory)?;
+    let with_screen = arguments.log.log_format == LogFormat::Text;
+    if with_screen {
+        print!("{}", screen::opening(&launch));
+    }
+    let options = ServerOptions {
+        bind,
+        body_limit_bytes: arguments.listen.body_limit.0 as usize,
+        drain_timeout: Duration::from_secs(arguments.listen.drain_timeout),
+        defaults: defaults(&launch.source.checkpoint.config().generation, &arguments.sampling),
+        strict_params: arguments.listen.strict_params,
+        chat_template_kwargs: launch.source.origin.template_arguments(arguments.listen.thinking),
+        api_keys,
+        ..ServerOptions::default()
+    };
+    let names = match arguments.listen.served_name.as_slice() {
+        [] => vec![launch.source.name.clone()],
+        names => names.to_vec(),
+    };
+    let (text, started) = (launch.source.text.clone(), launch.started);
+    let (handle, engine) = launch.start(names, arguments.listen.queue)?;
+    let announce = |address: SocketAddr, with_key: bool| {
+        let elapsed_s = started.elapsed().as_secs_f64();
+        if with_screen {
+            print!("{}", screen::ready(address, elapsed_s, with_key));
+        } else {
+            tracing::info!(url = format!("http://{address}"), elapsed_s, "ready");
+        }
+    };
+    let served = serve(options, handle, text, announce);
+    let ended = engine.stop().map_err(anyhow::Error::from);
+    served.and(ended)
+}
+
+fn serve(
+    options: ServerOptions,
+    engine: qwill_contract::EngineHandle,
+    text: TextModel,
+    announce: impl FnOnce(SocketAddr, bool),
+) -> Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the async runtime")?;
+    runtime.block_on(async {
+        let with_key = !options.api_keys.is_empty();
+        // Signals are caught before the address is announced: whoever reads it may send one at once.
+        let shutdown = shutdown()?;
+        let server = Server::bind(options, engine, text).await?;
+        announce(server.local_addr(), with_key);
+        server.run(shutdown).await?;
+        Ok(())
+    })
+}
+
+/// Completes at the first SIGINT or SIGTERM; the second one ends the process at once.
+fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        tracing::info!("a signal: no new work is taken; a second one ends at once");
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            tracing::warn!("second signal: ending at once");
+            std::process::exit(INTERRUPTED);
+        });
+    })
+}
+
+/// Keys from flags, the variable and the file, without repetitions.
+fn api_keys(arguments: &ListenArgs) -> Result<Vec<String>> {
+    let mut keys = arguments.api_key.clone();
+    if let Some(path) = &arguments.api_key_file {
+        keys.extend(keys_in(path)?);
+    }
+    if keys.iter().any(|key| key.trim().is_empty()) {
+        return Err(Hinted::error(
+            "--api-key is empty",
+            "give a key of at least one character, or no flag at all",
+        ));
+    }
+    keys.sort();
+    keys.dedup();
+    Ok(keys)
+}
+
+fn keys_in(path: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("--api-key-file {}", path.display()))?;
+    let keys: Vec<String> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(str::to_owned)
+        .collect();
+    // An empty file would leave the server open although somebody wanted it closed.
+    if keys.is_empty() {
+        return Err(Hinted::error(
+            format!("--api-key-file {}: there is no key in it", path.display()),
+            "write one key a line",
+        ));
+    }
+    Ok(keys)
+}
+
+/// Flags first, then what the checkpoint's makers chose, then the `OpenAI` defaults.
+pub(crate) fn defaults(model: &GenerationDefaults, flags: &SamplingArgs) -> SamplingDefaults {
+    let usual = SamplingDefaults::default();
+    let greedy = model.do_sample == Some(false);
+    let of_model = model.temperature.filter(|_| !greedy).map(|temperature| temperature.clamp(0.0, 2.0));
+    let temperature = flags.temperature.or(of_model).unwrap_or(if greedy { 0.0 } else { usual.temperature });
+    SamplingDefaults {
+        temperature,
+        top_p: flags.top_p.or(model.top_p.filter(|p| *p > 0.0)).unwrap_or(usual.top_p),
+        top_k: flags.top_k.or(model.top_k.map(|k| k as usize)).unwrap_or(usual.top_k),
+        min_p: flags.min_p.unwrap_or(usual.min_p),
+        repetition_penalty: flags
+            .repetition_penalty
+            .or(model.repetition_penalty.filter(|penalty| (f32::MIN_POSITIVE..=10.0).contains(penalty)))
+            .unwrap_or(usual.repetition_penalty),
+        max_tokens: flags.max_tokens,
+        ..usual
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn sampling_defaults_come_from_flags_then_the_model_then_convention() {
+        let nothing = defaults(&GenerationDefaults::default(), &SamplingArgs::default());
+        assert_eq!(nothing, SamplingDefaults::default());
+        let model = GenerationDefaults {
+            temperature: Some(0.6),
+            top_p: Some(0.95),
+            top_k: Some(20),
+            repetition_penalty: Some(1.1),
+            do_sample: Some(true),
+        };
+        let of_model = defaults(&model, &SamplingArgs::default());
+        assert_eq!((of_model.temperature, of_model.top_p, of_model.top_k), (0.6, 0.95, 20));
+        assert_eq!(of_model.repetition_penalty, 1.1);
+        let both = defaults(
+            &model,
+            &SamplingArgs { temperature: Some(0.0), top_k: Some(0), ..SamplingArgs::default() },
+        );
+        assert_eq!((both.temperature, both.top_p, both.top_k), (0.0, 0.95, 0));
+    }
+
+    #[test]
+    fn a_model_that_does_not_sample_is_greedy_unless_a_flag_says_otherwise() {
+        let model =
+            GenerationDefaults { do_sample: Some(false), temperature: Some(0.7), ..Default::default() };
+        assert_eq!(defaults(&model, &SamplingArgs::default()).temperature, 0.0);
+        assert_eq!(
+            defaults(&model, &SamplingArgs { temperature: Some(1.5), ..SamplingArgs::default() }).temperature,
+            1.5
+        );
+    }
+
+    #[test]
+    fn a_key_file_holds_one_key_a_line_and_must_hold_one() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        write!(file, "# team\n alpha \n\nbeta\n").unwrap();
+        assert_eq!(keys_in(file.path()).unwrap(), ["alpha", "beta"]);
+        let empty = tempfile::NamedTempFile::new().unwrap();
+        assert!(keys_in(empty.path()).is_err());
+    }
+}

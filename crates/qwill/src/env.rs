@@ -1,0 +1,35 @@
+//! Every environment variable that Qwill reads. A flag on the command line wins over its variable.
+
+macro_rules! variables {
+    ($($name:ident = $value:literal),* $(,)?) => {
+        $(pub(crate) const $name: &str = $value;)*
+        /// All of them, for the test that the reference page is complete.
+        #[cfg(test)]
+        pub(crate) const ALL: &[&str] = &[$($value),*];
+    };
+}
+
+variables! {
+    CHAT_TEMPLATE = "QWILL_CHAT_TEMPLATE",
+    QUANTIZE = "QWILL_QUANTIZE",
+    ACTIVATIONS = "QWILL_ACTIVATIONS",
+    KV_TYPE = "QWILL_KV_TYPE",
+    THREADS = "QWILL_THREADS",
+    MEMORY = "QWILL_MEMORY",
+    MAX_SEQUENCES = "QWILL_MAX_SEQUENCES",
+    MAX_CONTEXT = "QWILL_MAX_CONTEXT",
+    KV_TOKENS = "QWILL_KV_TOKENS",
+    PREFILL_SLICE = "QWILL_PREFILL_SLICE",
+    HOST = "QWILL_HOST",
+    PORT = "QWILL_PORT",
+    THINKING = "QWILL_THINKING",
+    QUEUE = "QWILL_QUEUE",
+    API_KEY = "QWILL_API_KEY",
+    API_KEY_FILE = "QWILL_API_KEY_FILE",
+    SERVED_NAME = "QWILL_SERVED_NAME",
+    BODY_LIMIT = "QWILL_BODY_LIMIT",
+    STRICT_PARAMS = "QWILL_STRICT_PARAMS",
+    DRAIN_TIMEOUT = "QWILL_DRAIN_TIMEOUT",
+    LOG_FORMAT = "QWILL_LOG_FORMAT",
+    LOG_LEVEL = "QWILL_LOG_LEVEL",
+}

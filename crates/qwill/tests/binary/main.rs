@@ -1,0 +1,12 @@
+//! The binary as people run it: real processes, real sockets, the embedded model.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
+
+mod browser;
+mod chat;
+mod failures;
+mod harness;
+mod page;
+mod plan;
+mod serving;
+mod signals;
