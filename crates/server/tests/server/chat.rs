@@ -344,3 +344,43 @@ async fn a_cut_character_at_the_end_is_flushed() {
     assert_eq!(plain["choices"][0]["message"]["content"], "x\u{fffd}");
     assert_eq!(streamed.joined(0, "/delta/content"), "x\u{fffd}");
 }
+
+/// A server with another template than the small model's, or none.
+fn with_template(template: Option<&str>) -> Bench {
+    let template = template.map(|source| Arc::new(qwill_text::ChatTemplate::new(source).unwrap()));
+    let text = qwill_server::TextModel { template, ..crate::client::text_model() };
+    Bench::with_text(text, ServerOptions::default(), engine::facts(), one_by_one(tokens("ok")))
+}
+
+#[tokio::test]
+async fn late_system_messages_are_gathered_for_templates_that_allow_one_place() {
+    let bench = with_template(Some(
+        "{%- for m in messages -%}{%- if m.role == 'system' and not loop.first -%}\
+         {{- raise_exception('System message must be first.') -}}{%- endif -%}\
+         [{{ m.role }}: {{ m.content }}]{%- endfor -%}{%- if messages[-1].content == 'no' -%}\
+         {{- raise_exception('Not today.') -}}{%- endif -%}",
+    ));
+    let body = json!({"messages": [
+        {"role": "system", "content": "One."}, {"role": "user", "content": "Hi"},
+        {"role": "developer", "content": "Two."}, {"role": "user", "content": "Go"}]});
+    let reply = bench.post(CHAT, body).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
+    let text = bench.text.tokenizer.decode(&bench.stage.last_request().prompt, false);
+    assert_eq!(text, "[system: One.\n\nTwo.][user: Hi][user: Go]");
+
+    let refused = bench.post(CHAT, json!({"messages": [{"role": "user", "content": "no"}]})).await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    assert_eq!(refused.error()["param"], "messages");
+    assert_eq!(refused.error()["code"], "template_error");
+    assert!(refused.error()["message"].as_str().unwrap().ends_with(": Not today."), "{}", refused.body);
+}
+
+#[tokio::test]
+async fn without_a_template_there_are_completions_only() {
+    let bench = with_template(None);
+    let refused = bench.post(CHAT, plain_chat()).await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    assert!(refused.error()["message"].as_str().unwrap().contains("/v1/completions"));
+    let reply = bench.post(crate::client::COMPLETIONS, json!({"prompt": "x"})).await;
+    assert_eq!(reply.status, StatusCode::OK);
+}

@@ -84,7 +84,15 @@ impl Bench {
     }
 
     pub(crate) fn with(options: ServerOptions, facts: EngineFacts, script: Script) -> Self {
-        let text = text_model();
+        Self::with_text(text_model(), options, facts, script)
+    }
+
+    pub(crate) fn with_text(
+        text: TextModel,
+        options: ServerOptions,
+        facts: EngineFacts,
+        script: Script,
+    ) -> Self {
         let (engine, stage) = engine::start(facts, script);
         let router = Server::router(options, engine.clone(), text.clone()).unwrap();
         Self { router, engine, stage, text }

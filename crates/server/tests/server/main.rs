@@ -9,6 +9,7 @@ mod client;
 mod completions;
 mod engine;
 mod failures;
+mod logging;
 mod service;
 mod sockets;
 mod utilities;
