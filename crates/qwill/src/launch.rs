@@ -186,13 +186,14 @@ impl Launch {
             max_rows: memory.max_rows,
             max_logit_rows: memory.max_logit_rows,
         };
-        let verb = match self.quantize {
-            Quantize::None => "loading",
-            Quantize::Int8 => "quantising to int8",
-            Quantize::Int4 => "quantising to int4",
+        let verb = match (&self.source.origin, self.quantize) {
+            (ModelSource::Random { .. }, _) => "making weights",
+            (_, Quantize::None) => "loading",
+            (_, Quantize::Int8) => "quantising to int8",
+            (_, Quantize::Int4) => "quantising to int4",
         };
         let (checkpoint, device) = (self.source.checkpoint, self.device);
-        let mut display = LoadDisplay::new(verb);
+        let mut display = LoadDisplay::new(verb, self.planned.parameters());
         let build = move || -> Result<Model<CpuDevice>, ModelError> {
             let device = CpuDevice::new(device)?;
             Model::load(device, &checkpoint, &model_options, &mut |progress| display.show(progress))

@@ -19,12 +19,12 @@ pub(crate) struct LoadDisplay {
 }
 
 impl LoadDisplay {
-    /// `verb` says what is done to the weights: "loading", "quantising to int4".
-    pub(crate) fn new(verb: &'static str) -> Self {
+    /// `verb` says what is done to the weights: "loading", "quantising to int4"; `parameters` how many there are.
+    pub(crate) fn new(verb: &'static str, parameters: u64) -> Self {
         // Hidden by itself when standard error is not a terminal.
-        let bar = ProgressBar::new(0);
+        let bar = ProgressBar::new(parameters);
         let style =
-            ProgressStyle::with_template("  {prefix} {wide_bar:.cyan/dim} {pos}/{len} {msg}, {eta} left");
+            ProgressStyle::with_template("  {prefix} {wide_bar:.cyan/dim} {percent:>3} %, {msg}, {eta} left");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━━─"));
         bar.set_prefix(verb);
         let now = Instant::now();
@@ -33,22 +33,18 @@ impl LoadDisplay {
 
     /// One more matrix is in place.
     pub(crate) fn show(&mut self, progress: LoadProgress<'_>) {
-        let rate = progress.parameters as f64 / self.started.elapsed().as_secs_f64().max(1e-3);
-        let message = format!(
-            "{} parameters, {}/s",
-            units::parameters(progress.parameters),
-            units::parameters(rate as u64)
-        );
-        if self.bar.is_hidden() {
-            if self.last_line.elapsed() >= LINE_INTERVAL {
-                self.last_line = Instant::now();
-                tracing::info!("{}: {} of {} matrices, {message}", self.verb, progress.done, progress.total);
-            }
+        if self.bar.is_hidden() && self.last_line.elapsed() < LINE_INTERVAL {
             return;
         }
-        self.bar.set_length(progress.total as u64);
-        self.bar.set_message(message);
-        self.bar.set_position(progress.done as u64);
+        let rate = progress.parameters as f64 / self.started.elapsed().as_secs_f64().max(1e-3);
+        let rate = format!("{} parameters/s", units::parameters(rate as u64));
+        if self.bar.is_hidden() {
+            self.last_line = Instant::now();
+            tracing::info!("{}: {} of {} matrices, {rate}", self.verb, progress.done, progress.total);
+            return;
+        }
+        self.bar.set_message(rate);
+        self.bar.set_position(progress.parameters);
     }
 }
 

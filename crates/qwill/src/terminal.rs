@@ -20,6 +20,9 @@ pub(crate) fn bold(text: &str) -> String {
 
 /// What matters less.
 pub(crate) fn dim(text: &str) -> String {
+    if text.is_empty() {
+        return String::new();
+    }
     Style::new().dim().apply_to(text).to_string()
 }
 

@@ -30,8 +30,8 @@ A line that ends in \\ goes on in the next one. Ctrl-C stops the answer.";
 pub(crate) fn run(arguments: &ChatArgs) -> Result<()> {
     let (client, _server) = connect(arguments)?;
     let model = client.model()?;
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let _signals = catch_interrupts(&interrupted)?;
+    let interrupts = Arc::new(Interrupts::default());
+    let _signals = interrupts.catch()?;
     let mut session = Session::new(model.clone(), arguments);
     let interactive = std::io::stdin().is_terminal() && terminal::is_interactive();
     if interactive {
@@ -44,14 +44,13 @@ pub(crate) fn run(arguments: &ChatArgs) -> Result<()> {
             std::io::stdout().flush()?;
         }
         let Some(text) = read_message(&mut lines)? else { break };
-        interrupted.store(false, Ordering::Release);
         match Input::parse(&text) {
             Input::Nothing => {}
             Input::Quit => break,
             Input::Help => println!("{}", terminal::dim(HELP)),
             Input::Unknown(command) => eprintln!("unknown command {command}; /help lists them"),
             Input::Change(change) => println!("{}", terminal::dim(session.apply(change))),
-            Input::Say(text) => answer(&client, &mut session, text, &interrupted, interactive)?,
+            Input::Say(text) => answer(&client, &mut session, text, &interrupts, interactive)?,
         }
     }
     if interactive {
@@ -74,11 +73,15 @@ fn answer(
     client: &Client,
     session: &mut Session,
     text: String,
-    interrupted: &Arc<AtomicBool>,
+    interrupts: &Interrupts,
     interactive: bool,
 ) -> Result<()> {
     let body = session.request(&text);
-    match render::stream(client, body, interrupted, interactive)? {
+    interrupts.pressed.store(false, Ordering::Release);
+    interrupts.answering.store(true, Ordering::Release);
+    let answered = render::stream(client, body, &interrupts.pressed, interactive);
+    interrupts.answering.store(false, Ordering::Release);
+    match answered? {
         Ok(answer) => session.remember(text, answer),
         Err(error) => eprint!("{}", crate::failure::render(&error)),
     }
@@ -101,20 +104,35 @@ fn read_message(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> Re
     Ok((!message.is_empty()).then_some(message))
 }
 
-/// Ctrl-C sets the flag instead of ending the program. The runtime must live as long as the program listens.
-fn catch_interrupts(interrupted: &Arc<AtomicBool>) -> Result<tokio::runtime::Runtime> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let flag = Arc::clone(interrupted);
-    let mut signals = {
-        let _context = runtime.enter();
-        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
-    };
-    runtime.spawn(async move {
-        while signals.recv().await.is_some() {
-            flag.store(true, Ordering::Release);
-        }
-    });
-    Ok(runtime)
+/// What Ctrl-C does: it ends an answer, and at the prompt it says how to leave.
+#[derive(Debug, Default)]
+struct Interrupts {
+    /// Whether an answer is running.
+    answering: AtomicBool,
+    /// Whether it is to be stopped.
+    pressed: AtomicBool,
+}
+
+impl Interrupts {
+    /// Begins to catch the signal. The runtime must live as long as the program listens.
+    fn catch(self: &Arc<Self>) -> Result<tokio::runtime::Runtime> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let mut signals = {
+            let _context = runtime.enter();
+            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
+        };
+        let interrupts = Arc::clone(self);
+        runtime.spawn(async move {
+            while signals.recv().await.is_some() {
+                if interrupts.answering.load(Ordering::Acquire) {
+                    interrupts.pressed.store(true, Ordering::Release);
+                } else {
+                    eprintln!("\n{}", terminal::dim("/quit or Ctrl-D leaves"));
+                }
+            }
+        });
+        Ok(runtime)
+    }
 }
 
 #[cfg(test)]

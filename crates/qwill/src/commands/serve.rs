@@ -34,6 +34,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     let with_screen = arguments.log.log_format == LogFormat::Text;
     if with_screen {
         print!("{}", screen::opening(&launch));
+    } else {
+        log_opening(&launch);
     }
     let options = ServerOptions {
         bind,
@@ -62,6 +64,24 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     let served = serve(options, handle, text, announce);
     let ended = engine.stop().map_err(anyhow::Error::from);
     served.and(ended)
+}
+
+/// What the start screen says, for machines.
+fn log_opening(launch: &Launch) {
+    let plan = &launch.planned.memory;
+    tracing::info!(
+        version = crate::VERSION,
+        model = launch.source.name,
+        parameters = launch.planned.parameters(),
+        numerics = launch.numerics(),
+        device = launch.device_name(),
+        plan_bytes = plan.total_bytes(),
+        budget_bytes = plan.budget_bytes,
+        sequences = plan.slots,
+        kv_tokens = plan.kv_tokens(),
+        context_tokens = plan.max_context_tokens,
+        "starting"
+    );
 }
 
 fn serve(

@@ -1,7 +1,7 @@
 //! The terminal chat, its input and output piped.
 
-use std::io::Write;
-use std::process::{Output, Stdio};
+use std::io::{Read, Write};
+use std::process::{Command, Output, Stdio};
 
 use crate::harness::{Running, qwill};
 
@@ -80,4 +80,30 @@ fn mistakes_are_reported_and_the_conversation_goes_on() {
     let errors = text(&output.stderr);
     assert!(errors.contains("unknown command /nonsense"), "{errors}");
     assert!(errors.contains("the server answered 400"), "{errors}");
+}
+
+#[test]
+fn an_interrupt_stops_the_answer_and_not_the_program() {
+    let server = Running::start(&[]);
+    let mut child = qwill(&["chat", "--url", &server.url, "--thinking", "true"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut output = child.stdout.take().unwrap();
+    // Counts on and on: it would run to the end of the context.
+    input.write_all(b"Sort these words alphabetically: stone, apple, river.\n").unwrap();
+    let mut begun = [0; 40];
+    output.read_exact(&mut begun).unwrap();
+    assert!(text(&begun).starts_with("[thinking]\n"), "{}", text(&begun));
+    let kill = format!("kill -INT {}", child.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    input.write_all(b"/thinking off\nWhat is the capital of Denmark?\n").unwrap();
+    drop(input);
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(rest.ends_with("\nThe capital of Denmark is Copenhagen.\n"), "{rest}");
+    assert!(rest.len() < 20_000, "it was not stopped: {} bytes", rest.len());
 }

@@ -1,6 +1,7 @@
 //! Answers over HTTP: the golden ones, streamed and not.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -161,4 +162,26 @@ fn quantised_and_random_models_generate() {
         assert_eq!(status, 200, "{arguments:?}: {body}");
         assert_eq!(body["usage"]["completion_tokens"], 5, "{arguments:?}: {body}");
     }
+}
+
+#[test]
+fn the_json_log_is_one_object_a_line_from_the_start() {
+    let mut child =
+        crate::harness::qwill(&["serve", "--port", "0", "--log-format", "json", "--max-sequences", "2"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut line = || serde_json::from_str::<Value>(&log.next().unwrap().unwrap()).unwrap();
+    let starting = line();
+    assert_eq!(starting["message"], "starting");
+    assert_eq!((&starting["model"], &starting["sequences"]), (&json!("tiny"), &json!(2)));
+    let ready = line();
+    assert_eq!(ready["message"], "ready");
+    let health = format!("{}/health", ready["url"].as_str().unwrap());
+    assert_eq!(ureq::get(health).call().unwrap().status().as_u16(), 200);
+    child.kill().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "", "standard output is for people");
 }

@@ -20,7 +20,7 @@ const POLL: Duration = Duration::from_millis(50);
 pub(super) fn stream(
     client: &Client,
     body: Value,
-    interrupted: &Arc<AtomicBool>,
+    interrupted: &AtomicBool,
     interactive: bool,
 ) -> Result<Result<String>> {
     let (sender, receiver) = mpsc::channel();
@@ -140,8 +140,7 @@ impl<Out: Write> Page<Out> {
 
 /// Dims a piece line by line: a style that spans a line's end colours the rest of the row on some terminals.
 fn dim_lines(text: &str) -> String {
-    let line = |part: &str| if part.is_empty() { String::new() } else { terminal::dim(part) };
-    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
+    text.split('\n').map(terminal::dim).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
