@@ -214,11 +214,15 @@ impl Heads<'_> {
     /// Elements of work memory.
     fn memory(&self) -> usize {
         let dim = self.shape.head_dim;
-        self.queries() * (2 * dim + PAGE_TOKENS + 2) + 2 * PAGE_TOKENS * dim
+        self.queries() * (2 * dim + PAGE_TOKENS + 2) + WIDENED_TOKENS * dim
     }
 }
 
-/// One head's vectors of a page in f32, widened into `memory` where they are stored narrower.
+/// Tokens of a page that are widened to f32 at once: 16 KiB at the usual width, which the first-level cache holds.
+const WIDENED_TOKENS: usize = 16;
+
+/// One head's vectors in f32, widened into `memory` where they are stored narrower.
+#[inline(always)]
 fn page_vectors<'a>(elements: &'a KvElements, at: usize, memory: &'a mut [f32]) -> &'a [f32] {
     match elements {
         KvElements::F32(data) => &data[at..at + memory.len()],
@@ -248,7 +252,7 @@ pub(super) fn attend_body<S: Simd>(
     let (scores, memory) = memory.split_at_mut(queries * PAGE_TOKENS);
     let (largest, memory) = memory.split_at_mut(queries);
     let (totals, memory) = memory.split_at_mut(queries);
-    let (key_memory, value_memory) = memory.split_at_mut(PAGE_TOKENS * dim);
+    let widened = &mut memory[..WIDENED_TOKENS * dim];
     for (row, gathered) in gathered.chunks_mut(group * dim).enumerate() {
         let from = heads.kv_head * group * dim;
         gathered.copy_from_slice(&query.row(heads.first_row + row)[from..from + group * dim]);
@@ -261,14 +265,17 @@ pub(super) fn attend_body<S: Simd>(
         let tokens = PAGE_TOKENS.min(end - first);
         let (page, _) = heads.batch.place(heads.span, first);
         let at = heads.cache.kv_offset(page, heads.kv_head, 0);
-        let keys = page_vectors(&heads.layer.keys, at, &mut key_memory[..tokens * dim]);
-        let values = page_vectors(&heads.layer.values, at, &mut value_memory[..tokens * dim]);
         // Rows before the page see nothing of it.
         let first_query = first.saturating_sub(heads.position()) * group;
         let seen = queries - first_query;
         let gathered = &gathered[first_query * dim..];
         let scores = &mut scores[first_query * PAGE_TOKENS..];
-        gemm_transposed(simd, (seen, tokens, dim), gathered, dim, keys, dim, scores, PAGE_TOKENS);
+        for token in (0..tokens).step_by(WIDENED_TOKENS) {
+            let some = WIDENED_TOKENS.min(tokens - token);
+            let keys = page_vectors(&heads.layer.keys, at + token * dim, &mut widened[..some * dim]);
+            let scores = &mut scores[token..];
+            gemm_transposed(simd, (seen, some, dim), gathered, dim, keys, dim, scores, PAGE_TOKENS);
+        }
         let sums = &mut sums[first_query * dim..];
         let row_tokens = |query: usize| (heads.position() + query / group + 1 - first).min(PAGE_TOKENS);
         let state = largest[first_query..].iter_mut().zip(&mut totals[first_query..]);
@@ -278,14 +285,20 @@ pub(super) fn attend_body<S: Simd>(
             let kept = soften(simd, heads.shape.scale(), scores, visible, largest, total);
             scale(simd, &mut sums[i * dim..(i + 1) * dim], kept);
         }
-        if row_tokens(first_query) == PAGE_TOKENS {
-            gemm(simd, (seen, dim, tokens), scores, PAGE_TOKENS, 1, values, dim, sums, dim, From::Old);
-            continue;
-        }
-        for i in (0..seen).step_by(group) {
-            let shape = (group, dim, row_tokens(first_query + i));
-            let (scores, sums) = (&scores[i * PAGE_TOKENS..], &mut sums[i * dim..]);
-            gemm(simd, shape, scores, PAGE_TOKENS, 1, values, dim, sums, dim, From::Old);
+        for token in (0..tokens).step_by(WIDENED_TOKENS) {
+            let some = WIDENED_TOKENS.min(tokens - token);
+            let values = page_vectors(&heads.layer.values, at + token * dim, &mut widened[..some * dim]);
+            let scores = &scores[token..];
+            if row_tokens(first_query) >= token + some {
+                gemm(simd, (seen, dim, some), scores, PAGE_TOKENS, 1, values, dim, sums, dim, From::Old);
+                continue;
+            }
+            // What a row does not see may be anything, even no number: a weight of 0 would not leave it out.
+            for i in (0..seen).step_by(group) {
+                let some = some.min(row_tokens(first_query + i).saturating_sub(token));
+                let (scores, sums) = (&scores[i * PAGE_TOKENS..], &mut sums[i * dim..]);
+                gemm(simd, (group, dim, some), scores, PAGE_TOKENS, 1, values, dim, sums, dim, From::Old);
+            }
         }
     }
     for (i, (sums, total)) in sums.chunks(dim).zip(totals.iter()).enumerate() {

@@ -39,6 +39,9 @@ pub(in crate::fast) fn gemm<S: Simd>(
     simd.gemm(Product { m, n, k, a, a_row, a_col, b, b_row, c, c_row, from });
 }
 
+/// Rows of B that one or two rows of A go through at once.
+const STRIP: usize = 8;
+
 /// The operands of [`gemm`], bounds checked.
 pub(in crate::fast) struct Product<'a> {
     m: usize,
@@ -58,6 +61,23 @@ impl Product<'_> {
     /// The whole product; inlined once into a function of each instruction set.
     #[inline(always)]
     pub(super) fn run<S: Simd>(&mut self, simd: S) {
+        // A row or two read B once, mostly from memory: a few whole rows at a time, as the processor fetches ahead.
+        let strip = if self.m <= 2 { STRIP } else { self.k };
+        let mut left = self.k;
+        loop {
+            self.k = strip.min(left);
+            self.all_columns(simd);
+            left -= self.k;
+            if left == 0 {
+                return;
+            }
+            (self.a, self.b) = (&self.a[self.k * self.a_col..], &self.b[self.k * self.b_row..]);
+            self.from = From::Old;
+        }
+    }
+
+    #[inline(always)]
+    fn all_columns<S: Simd>(&mut self, simd: S) {
         let mut col = 0;
         if self.m <= 2 {
             while col + 4 * S::LANES <= self.n {
