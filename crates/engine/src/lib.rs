@@ -1,1 +1,40 @@
-//! Placeholder.
+//! One thread that owns the model: it admits requests, plans steps, runs them and tells what came of it.
+//!
+//! [`start`] makes the thread and gives back the server's end of it. A step is either a slice of prompts or a
+//! round of all running sequences, never both. What a request can use at most is reserved before it starts, so
+//! nothing that runs is ever put back. The parts that decide (`admission`, `chunks`, `pages`, `schedule`,
+//! `sequence`) know neither device nor clock.
+//!
+//! Live counters are in [`qwill_contract::Load`]. Beside them, through the `metrics` facade:
+//!
+//! | metric | labels | |
+//! | --- | --- | --- |
+//! | `qwill_engine_steps_total` | `kind` = `slice`, `round` | steps done |
+//! | `qwill_engine_step_seconds` | `kind` | histogram: time of a step |
+//! | `qwill_engine_step_rows` | `kind` | histogram: rows of a step |
+//! | `qwill_engine_failed_steps_total` | `kind` | steps that ended in a device error |
+//! | `qwill_engine_queue_seconds` | | histogram: from submission to admission |
+
+mod admission;
+mod batch;
+mod chunks;
+mod engine;
+mod error;
+mod live;
+mod model;
+mod options;
+mod pages;
+mod sampling;
+mod schedule;
+mod self_test;
+mod sequence;
+mod slots;
+mod step;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+pub use error::EngineError;
+pub use model::StepModel;
+pub use options::EngineOptions;
+pub use thread::{EngineThread, start};

@@ -1,0 +1,275 @@
+//! The engine's state and its loop: who waits, who runs, who has ended. The steps themselves are in `step`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::TryRecvError;
+use qwill_contract::{EngineInbox, EngineState, Event, FinishReason, Load, Request, Submission};
+
+use crate::admission::{Need, WaitingQueue};
+use crate::chunks::ChunkRule;
+use crate::live::Live;
+use crate::pages::PageAllocator;
+use crate::schedule::{RequestKey, Schedule, SequenceKey, Step};
+use crate::sequence::{EndRule, Sequence};
+use crate::slots::SlotAllocator;
+use crate::{EngineOptions, StepModel};
+
+/// How often an idle engine looks whether it is to stop: a drain is a flag, nothing wakes the channel.
+const IDLE_LOOK: Duration = Duration::from_millis(20);
+
+/// The engine, on its thread.
+pub(crate) struct Engine<M> {
+    pub(crate) model: M,
+    pub(crate) options: EngineOptions,
+    pub(crate) load: Arc<Load>,
+    pub(crate) pages: PageAllocator,
+    pub(crate) slots: SlotAllocator,
+    pub(crate) live: BTreeMap<RequestKey, Live>,
+    pub(crate) schedule: Schedule,
+    waiting: WaitingQueue<Submission>,
+    chunk_rule: ChunkRule,
+    next_key: RequestKey,
+}
+
+impl<M: StepModel> Engine<M> {
+    pub(crate) fn new(model: M, options: EngineOptions, load: Arc<Load>) -> Self {
+        let engine = Self {
+            model,
+            load,
+            pages: PageAllocator::new(options.pages),
+            slots: SlotAllocator::new(options.max_sequences),
+            live: BTreeMap::new(),
+            schedule: Schedule::new(options.step_limits()),
+            waiting: WaitingQueue::new(),
+            chunk_rule: options.chunk_rule(),
+            next_key: 0,
+            options,
+        };
+        engine.load.pages_total.store(engine.pages.total(), Ordering::Relaxed);
+        engine
+    }
+
+    /// Runs until a drain is asked for or every handle is gone, and all work is done. An error means that the
+    /// device can no longer generate; what is live then is still to be ended.
+    pub(crate) fn serve(&mut self, inbox: &EngineInbox) -> Result<(), String> {
+        loop {
+            let stopping = !self.receive(inbox) || self.load.drain_requested();
+            if stopping {
+                self.load.set_state(EngineState::Draining);
+            }
+            if self.turn()? {
+                continue;
+            }
+            if stopping {
+                return Ok(());
+            }
+            if let Ok(submission) = inbox.submissions.recv_timeout(IDLE_LOOK) {
+                self.enqueue(submission);
+            }
+        }
+    }
+
+    /// Forgets who has gone, starts who can start, runs one step. False where there was nothing to do; then nobody
+    /// waits either, because whatever was not refused fits an empty engine.
+    pub(crate) fn turn(&mut self) -> Result<bool, String> {
+        self.drop_gone();
+        self.admit();
+        let Some(step) = self.next_step() else { return Ok(false) };
+        self.run(&step)?;
+        Ok(true)
+    }
+
+    /// Ends everything with an error.
+    pub(crate) fn fail_all(&mut self, message: &str) {
+        let reason = FinishReason::Error { message: message.to_owned() };
+        while let Some(submission) = self.waiting.pop() {
+            refuse(&self.load, submission, &reason);
+        }
+        while let Some((request, _)) = self.live.first_key_value() {
+            self.end_request(*request, &reason);
+        }
+    }
+
+    /// Takes what has come in, without waiting; false where nothing can come any more.
+    pub(crate) fn receive(&mut self, inbox: &EngineInbox) -> bool {
+        loop {
+            match inbox.submissions.try_recv() {
+                Ok(submission) => self.enqueue(submission),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn enqueue(&mut self, submission: Submission) {
+        match Need::of(&submission.request, &self.options.limits()) {
+            Ok(need) => self.waiting.push(need, submission),
+            Err(refusal) => {
+                let reason = FinishReason::Error { message: refusal.to_string() };
+                refuse(&self.load, submission, &reason);
+            }
+        }
+    }
+
+    /// Forgets requests that nobody waits for.
+    fn drop_gone(&mut self) {
+        for submission in self.waiting.take_where(|submission| submission.request.cancel.is_cancelled()) {
+            refuse(&self.load, submission, &FinishReason::Cancelled);
+        }
+        let gone: Vec<RequestKey> =
+            self.live.iter().filter(|(_, live)| live.is_gone()).map(|(key, _)| *key).collect();
+        for request in gone {
+            self.end_request(request, &FinishReason::Cancelled);
+        }
+    }
+
+    /// Starts waiting requests, in order, as long as all that they can use is free.
+    fn admit(&mut self) {
+        while let Some(need) = self.waiting.first() {
+            let Some((pages, slots)) = self.reserve(&need) else { return };
+            let Some(submission) = self.waiting.pop() else { return };
+            let sequences = self.make_sequences(&submission.request, &need, &pages, &slots);
+            metrics::histogram!("qwill_engine_queue_seconds")
+                .record(submission.submitted.elapsed().as_secs_f64());
+            let rule = EndRule::of(&submission.request, &self.options.eos_token_ids, need.new_tokens);
+            let key = self.next_key;
+            self.next_key += 1;
+            self.live.insert(key, Live::new(submission, rule, &self.chunk_rule, sequences));
+            self.schedule.add_prompt(key);
+            self.publish();
+            self.load.waiting.fetch_sub(1, Ordering::AcqRel);
+            self.send(key, Event::Started { cached_tokens: 0 });
+        }
+    }
+
+    /// Takes the pages and slots of a request, or nothing.
+    fn reserve(&mut self, need: &Need) -> Option<(Vec<u32>, Vec<usize>)> {
+        let pages = self.pages.take(need.pages())?;
+        let Some(slots) = self.slots.take(need.choices) else {
+            self.pages.release(&pages);
+            return None;
+        };
+        Some((pages, slots))
+    }
+
+    /// One sequence for each choice: the same pages where they will be full of prompt, its own after that.
+    fn make_sequences(
+        &mut self,
+        request: &Request,
+        need: &Need,
+        pages: &[u32],
+        slots: &[usize],
+    ) -> Vec<Sequence> {
+        let (shared, own) = pages.split_at(need.shared_pages);
+        let own_pages = need.own_pages();
+        slots
+            .iter()
+            .enumerate()
+            .map(|(choice, slot)| {
+                if choice > 0 {
+                    self.pages.share(shared);
+                }
+                let own = &own[choice * own_pages..(choice + 1) * own_pages];
+                Sequence::new(request, choice, *slot, [shared, own].concat())
+            })
+            .collect()
+    }
+
+    fn next_step(&mut self) -> Option<Step> {
+        let live = &self.live;
+        let rows = |key: SequenceKey| live[&key.request].sequence(key.choice).pending.len();
+        self.schedule.next(|request| live[&request].prompt_work(), rows)
+    }
+
+    fn run(&mut self, step: &Step) -> Result<(), String> {
+        let started = Instant::now();
+        let (kind, outcome) = match step {
+            Step::Slice(parts) => ("slice", self.run_slice(parts)),
+            Step::Round(keys) => ("round", self.run_round(keys)),
+        };
+        match outcome {
+            Ok(rows) => {
+                self.load.step_done();
+                metrics::counter!("qwill_engine_steps_total", "kind" => kind).increment(1);
+                metrics::histogram!("qwill_engine_step_rows", "kind" => kind).record(rows as f64);
+                let seconds = started.elapsed().as_secs_f64();
+                metrics::histogram!("qwill_engine_step_seconds", "kind" => kind).record(seconds);
+                Ok(())
+            }
+            Err(error) => self.step_failed(kind, step, &error),
+        }
+    }
+
+    /// A failed step ends the requests that were in it. Whether the device still works is found out by generating a
+    /// token; if it does, the others go on.
+    fn step_failed(&mut self, kind: &str, step: &Step, error: &M::Error) -> Result<(), String> {
+        tracing::error!(%error, kind, "a step failed");
+        metrics::counter!("qwill_engine_failed_steps_total", "kind" => kind.to_owned()).increment(1);
+        let reason = FinishReason::Error { message: format!("the engine failed on this request: {error}") };
+        let requests: Vec<RequestKey> = match step {
+            Step::Slice(parts) => parts.iter().map(|part| part.request).collect(),
+            Step::Round(keys) => keys.iter().map(|key| key.request).collect(),
+        };
+        for request in requests {
+            self.end_request(request, &reason);
+        }
+        self.self_test().map_err(|second| format!("{error}; afterwards the self-test failed: {second}"))
+    }
+
+    /// Ends all choices of a request that have not ended.
+    pub(crate) fn end_request(&mut self, request: RequestKey, reason: &FinishReason) {
+        let Some(live) = self.live.get(&request) else { return };
+        let choices: Vec<usize> = live.running().map(|(choice, _)| choice).collect();
+        self.end(request, &choices, reason);
+    }
+
+    /// Ends choices. All that they hold is free before the client is told, so that whoever sees the end finds the
+    /// counters down.
+    pub(crate) fn end(&mut self, request: RequestKey, choices: &[usize], reason: &FinishReason) {
+        let Some(live) = self.live.get_mut(&request) else { return };
+        for choice in choices {
+            if let Some(sequence) = live.sequences[*choice].take() {
+                self.schedule.remove_running(SequenceKey { request, choice: *choice });
+                self.pages.release(&sequence.pages);
+                self.slots.release(sequence.slot);
+            }
+        }
+        let finished = live.running().next().is_none();
+        if finished {
+            self.schedule.remove_prompt(request);
+        }
+        self.publish();
+        for choice in choices {
+            self.send(request, Event::End { choice: *choice, reason: reason.clone() });
+        }
+        if finished {
+            self.live.remove(&request);
+        }
+    }
+
+    pub(crate) fn send(&mut self, request: RequestKey, event: Event) {
+        if let Some(live) = self.live.get_mut(&request) {
+            live.send(event);
+        }
+    }
+
+    /// Writes the gauges. A sequence has a slot exactly while it runs.
+    fn publish(&self) {
+        self.load.pages_used.store(self.pages.used(), Ordering::Relaxed);
+        self.load.slots_used.store(self.slots.used(), Ordering::Relaxed);
+        self.load.running.store(self.slots.used(), Ordering::Relaxed);
+    }
+}
+
+/// Ends a request that was never admitted.
+pub(crate) fn refuse(load: &Load, mut submission: Submission, reason: &FinishReason) {
+    load.waiting.fetch_sub(1, Ordering::AcqRel);
+    for choice in 0..submission.request.choices.max(1) {
+        if submission.sink.send(Event::End { choice, reason: reason.clone() }).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,37 @@
+use std::error::Error;
+
+use thiserror::Error;
+
+/// Why an engine does not run.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// An option is out of range; the message has the numbers.
+    #[error("{0}")]
+    Options(String),
+    /// The operating system gave no thread.
+    #[error("the engine's thread could not be started")]
+    Spawn(#[source] std::io::Error),
+    /// The model could not be made.
+    #[error("the model could not be loaded")]
+    Build(#[source] Box<dyn Error + Send + Sync>),
+    /// The model is there but does not generate.
+    #[error("the model failed its self-test: {0}")]
+    SelfTest(String),
+    /// The thread ended by a failure.
+    #[error("the engine has failed: {0}")]
+    Failed(String),
+}
+
+impl EngineError {
+    /// The message with those of its causes.
+    pub(crate) fn chain(&self) -> String {
+        let mut message = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            message.push_str(": ");
+            message.push_str(&error.to_string());
+            cause = error.source();
+        }
+        message
+    }
+}

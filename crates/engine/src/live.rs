@@ -1,0 +1,82 @@
+//! A request from its admission to the end of its last choice.
+
+use qwill_contract::{Event, EventSink, PromptToken, Request, Submission};
+
+use crate::chunks::ChunkRule;
+use crate::schedule::PromptWork;
+use crate::sequence::{EndRule, Sequence};
+
+/// What the engine keeps of an admitted request.
+pub(crate) struct Live {
+    pub(crate) request: Request,
+    pub(crate) rule: EndRule,
+    /// By choice; `None` once it has ended. All are there while the prompt is processed, which the first one does
+    /// for all.
+    pub(crate) sequences: Vec<Option<Sequence>>,
+    chunk_ends: Vec<usize>,
+    /// First chunk of the prompt that is not in the caches.
+    pub(crate) next_chunk: usize,
+    /// Log-probabilities of the prompt so far.
+    pub(crate) prompt_logprobs: Vec<PromptToken>,
+    sink: Box<dyn EventSink>,
+    closed: bool,
+}
+
+impl Live {
+    pub(crate) fn new(
+        submission: Submission,
+        rule: EndRule,
+        chunk_rule: &ChunkRule,
+        sequences: Vec<Sequence>,
+    ) -> Self {
+        let Submission { request, sink, .. } = submission;
+        Self {
+            chunk_ends: chunk_rule.chunk_ends(&request.prompt),
+            next_chunk: 0,
+            // Nothing comes before the first token.
+            prompt_logprobs: request.prompt_logprobs.map(|_| None).into_iter().collect(),
+            request,
+            rule,
+            sequences: sequences.into_iter().map(Some).collect(),
+            sink,
+            closed: false,
+        }
+    }
+
+    /// Delivers an event, unless the receiver has gone.
+    pub(crate) fn send(&mut self, event: Event) {
+        self.closed = self.closed || self.sink.send(event).is_err();
+    }
+
+    /// Whether nobody waits for the rest.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.closed || self.request.cancel.is_cancelled()
+    }
+
+    pub(crate) fn prompt_work(&self) -> PromptWork<'_> {
+        PromptWork {
+            chunk_ends: &self.chunk_ends,
+            next_chunk: self.next_chunk,
+            all_logits: self.request.prompt_logprobs.is_some(),
+        }
+    }
+
+    pub(crate) fn prompt_done(&self) -> bool {
+        self.next_chunk == self.chunk_ends.len()
+    }
+
+    /// A choice that has not ended; the schedule knows no other.
+    pub(crate) fn sequence(&self, choice: usize) -> &Sequence {
+        self.sequences[choice].as_ref().expect("only running choices are scheduled")
+    }
+
+    /// See [`Live::sequence`].
+    pub(crate) fn sequence_mut(&mut self, choice: usize) -> &mut Sequence {
+        self.sequences[choice].as_mut().expect("only running choices are scheduled")
+    }
+
+    /// The sequences that have not ended, with their choices.
+    pub(crate) fn running(&self) -> impl Iterator<Item = (usize, &Sequence)> {
+        self.sequences.iter().enumerate().filter_map(|(choice, sequence)| Some((choice, sequence.as_ref()?)))
+    }
+}

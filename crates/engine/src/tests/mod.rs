@@ -1,0 +1,8 @@
+mod answers;
+#[allow(dead_code, reason = "the tests on real devices use it too")]
+mod client;
+mod faults;
+mod harness;
+mod lifecycle;
+mod puppet;
+mod requests;

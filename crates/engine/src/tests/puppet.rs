@@ -1,0 +1,220 @@
+//! A model without arithmetic: what it draws is a hash of everything that should matter (the tokens in the pages,
+//! the chunks and folds of the state, the sampling parameters) and it checks every batch against what its caches
+//! hold. A page that two sequences write, a stale slot, a chunk at the wrong place or a wrong ring length changes
+//! the text or is an error.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+use qwill_device::batch::PAGE_TOKENS;
+use qwill_device::sample::ScoreRow;
+use qwill_device::{Batch, Phase, RING_TOKENS, SampleRow, Sampled, Span};
+use thiserror::Error;
+
+use crate::StepModel;
+
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub(crate) struct PuppetError(String);
+
+/// What goes wrong, and at which of the model's calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    ErrorAt(usize),
+    /// From that call on, every call.
+    ErrorsFrom(usize),
+    PanicAt(usize),
+    /// Draws a token outside the vocabulary.
+    WildTokenAt(usize),
+}
+
+#[derive(Debug, Clone, Default, Hash)]
+struct State {
+    base: u64,
+    ring: Vec<u32>,
+    position: usize,
+}
+
+pub(crate) struct Puppet {
+    pages: Vec<[Option<u32>; PAGE_TOKENS]>,
+    slots: Vec<State>,
+    logits: Vec<u64>,
+    max_rows: usize,
+    max_logit_rows: usize,
+    calls: usize,
+    pub(crate) fault: Fault,
+}
+
+fn hash(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Puppet {
+    pub(crate) fn new(pages: usize, slots: usize, max_rows: usize, max_logit_rows: usize) -> Self {
+        // Stale contents everywhere: nothing may depend on them.
+        let stale = State { base: 99, ring: vec![1], position: 5 };
+        Self {
+            pages: vec![[Some(77); PAGE_TOKENS]; pages],
+            slots: vec![stale; slots],
+            logits: Vec::new(),
+            max_rows,
+            max_logit_rows,
+            calls: 0,
+            fault: Fault::None,
+        }
+    }
+
+    fn call(&mut self) -> Result<(), PuppetError> {
+        self.calls += 1;
+        let at = self.calls;
+        match self.fault {
+            Fault::ErrorAt(call) if at == call => Err(PuppetError(format!("call {at} fails"))),
+            Fault::ErrorsFrom(call) if at >= call => Err(PuppetError(format!("call {at} fails"))),
+            Fault::PanicAt(call) if at == call => panic!("call {at} panics"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a row's token into its page and hashes all keys that the row sees.
+    fn attend(&mut self, batch: &Batch, span: &Span, row: usize) -> Result<u64, PuppetError> {
+        let position = span.position + row;
+        let (page, offset) = batch.place(span, position);
+        self.pages[page][offset] = Some(batch.tokens[span.first_row + row]);
+        let keys: Vec<Option<u32>> = (0..=position)
+            .map(|position| {
+                let (page, offset) = batch.place(span, position);
+                self.pages[page][offset]
+            })
+            .collect();
+        if keys.contains(&None) {
+            Err(PuppetError(format!("a hole before {position}")))
+        } else {
+            Ok(hash(keys))
+        }
+    }
+
+    fn run_span(&mut self, batch: &Batch, index: usize) -> Result<Vec<u64>, PuppetError> {
+        let span = &batch.spans[index];
+        let mut state = self.slots[span.slot].clone();
+        if state.position != span.position {
+            return Err(PuppetError(format!(
+                "slot {} stands at {}, span {span:?}",
+                span.slot, state.position
+            )));
+        }
+        if state.ring.len() != span.ring_len || (batch.phase == Phase::Prefill && span.ring_len > 0) {
+            return Err(PuppetError(format!(
+                "slot {} has a ring of {}, span {span:?}",
+                span.slot,
+                state.ring.len()
+            )));
+        }
+        let mut outputs = Vec::new();
+        match batch.phase {
+            Phase::Prefill => {
+                for chunk in batch.chunks.iter().filter(|chunk| chunk.span == index) {
+                    let tokens = &batch.tokens[chunk.first_row..chunk.first_row + chunk.rows];
+                    for row in 0..chunk.rows {
+                        let attended = self.attend(batch, span, chunk.first_row - span.first_row + row)?;
+                        outputs.push(hash((attended, state.base, &tokens[..=row])));
+                    }
+                    state.base = hash((state.base, tokens));
+                }
+            }
+            Phase::Rows => {
+                if state.ring.len() == RING_TOKENS {
+                    state.base = hash((state.base, std::mem::take(&mut state.ring)));
+                }
+                for row in 0..span.rows {
+                    state.ring.push(batch.tokens[span.first_row + row]);
+                    let attended = self.attend(batch, span, row)?;
+                    outputs.push(hash((attended, state.base, &state.ring)));
+                }
+            }
+        }
+        state.position += span.rows;
+        self.slots[span.slot] = state;
+        Ok(outputs)
+    }
+}
+
+fn logprobs(logits: u64, token: u32, top: usize) -> (f32, Vec<(u32, f32)>) {
+    let one = |token: u32| -((hash((logits, token)) % 10_000) as f32) / 1000.0;
+    (one(token), (0..top as u32).map(|token| (token, one(token))).collect())
+}
+
+impl StepModel for Puppet {
+    type Error = PuppetError;
+
+    fn forward(&mut self, batch: &Batch, logit_rows: &[usize]) -> Result<(), PuppetError> {
+        self.call()?;
+        batch.check().map_err(PuppetError)?;
+        if batch.rows() > self.max_rows || logit_rows.len() > self.max_logit_rows {
+            return Err(PuppetError(format!("{} rows, {} with logits", batch.rows(), logit_rows.len())));
+        }
+        let mut outputs = Vec::new();
+        for index in 0..batch.spans.len() {
+            outputs.extend(self.run_span(batch, index)?);
+        }
+        self.logits = logit_rows.iter().map(|row| outputs[*row]).collect();
+        Ok(())
+    }
+
+    fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, PuppetError> {
+        self.call()?;
+        let wild = self.fault == Fault::WildTokenAt(self.calls);
+        let draw = |row: &SampleRow<'_>| {
+            let logits = self.logits[row.logits_row];
+            let noise = if row.temperature > 0.0 { Some((row.seed, row.position)) } else { None };
+            let filters = (row.top_k, row.top_p.to_bits(), row.min_p.to_bits(), row.temperature.to_bits());
+            let penalties =
+                [row.presence_penalty, row.frequency_penalty, row.repetition_penalty].map(f32::to_bits);
+            let bias: Vec<(u32, u32)> =
+                row.bias.iter().map(|(token, bias)| (*token, bias.to_bits())).collect();
+            let key = hash((logits, noise, filters, penalties, row.seen, bias));
+            let limit = row.vocab_limit as u64;
+            let token = (0..limit)
+                .map(|step| ((key + step) % limit) as u32)
+                .find(|token| !row.banned.contains(token));
+            let token = if wild { row.vocab_limit as u32 } else { token.unwrap_or(0) };
+            match row.top_logprobs {
+                Some(top) => {
+                    let (logprob, top) = logprobs(logits, token, top);
+                    Sampled { token, logprob, top }
+                }
+                None => Sampled { token, logprob: f32::NAN, top: Vec::new() },
+            }
+        };
+        Ok(rows.iter().map(draw).collect())
+    }
+
+    fn score(&mut self, rows: &[ScoreRow]) -> Result<Vec<Sampled>, PuppetError> {
+        self.call()?;
+        let score = |row: &ScoreRow| {
+            let (logprob, top) = logprobs(self.logits[row.logits_row], row.token, row.top_logprobs);
+            Sampled { token: row.token, logprob, top }
+        };
+        Ok(rows.iter().map(score).collect())
+    }
+
+    fn clear_slot(&mut self, slot: usize) -> Result<(), PuppetError> {
+        self.call()?;
+        self.slots[slot] = State::default();
+        Ok(())
+    }
+
+    fn copy_slot(&mut self, from: usize, to: usize) -> Result<(), PuppetError> {
+        self.call()?;
+        self.slots[to] = self.slots[from].clone();
+        Ok(())
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) -> Result<(), PuppetError> {
+        self.call()?;
+        self.pages[to] = self.pages[from];
+        Ok(())
+    }
+}

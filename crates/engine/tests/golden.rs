@@ -1,0 +1,58 @@
+//! Reference answers through the whole engine.
+#![allow(clippy::unwrap_used, reason = "a test may fail this way")]
+
+#[allow(dead_code, reason = "every test binary uses a part of it")]
+mod common;
+
+use common::client::{Client, Outcome, request};
+use common::{Setup, fast, golden, golden_lines, greedy, ids, reference};
+use qwill_contract::{EngineHandle, FinishReason, Request, SamplingParams};
+use qwill_device::Activations;
+use serde_json::Value;
+
+/// The recorded greedy answers, stopping at a stop token; their smallest margin is 0.03, so f32 must hit each.
+fn answers_as_recorded(handle: &EngineHandle, cases: &[Value]) {
+    let clients: Vec<Client> = cases
+        .iter()
+        .map(|case| {
+            let sampling = SamplingParams { ignore_eos: false, ..greedy(128) };
+            Client::submit(handle, request(&ids(&case["prompt_ids"]), sampling)).unwrap()
+        })
+        .collect();
+    for (case, client) in cases.iter().zip(clients) {
+        let outcome = client.wait();
+        let expected = ids(&case["ids"]);
+        assert_eq!(outcome.ids(0), expected, "{}", case["question"]);
+        let end = match case["finish"].as_str() {
+            Some("stop") => FinishReason::Stop { token: expected[expected.len() - 1] },
+            _ => FinishReason::Length,
+        };
+        assert_eq!(outcome.choices[0].end, Some(end));
+    }
+}
+
+/// Negative log-likelihood of a prompt, from its log-probabilities.
+fn nll(outcome: &Outcome) -> f64 {
+    let tokens = outcome.prompt_logprobs.as_ref().unwrap();
+    -tokens.iter().flatten().map(|token| f64::from(token.logprob)).sum::<f64>()
+}
+
+#[test]
+fn the_fast_device_gives_the_recorded_answers_and_likelihoods() {
+    let (handle, thread) = Setup::f32().start(|| fast(Activations::F32));
+    answers_as_recorded(&handle, &golden_lines("behaviour.jsonl"));
+    for window in golden("perplexity.json")["windows"].as_array().unwrap().iter().take(3) {
+        let echo = Request { prompt_logprobs: Some(0), ..request(&ids(&window["ids"]), greedy(0)) };
+        let outcome = Client::submit(&handle, echo).unwrap().wait();
+        let (found, expected) = (nll(&outcome), window["nll"].as_f64().unwrap());
+        assert!((found / expected - 1.0).abs() < 5e-6, "{found} instead of {expected}");
+    }
+    thread.stop().unwrap();
+}
+
+#[test]
+fn the_reference_device_gives_recorded_answers() {
+    let (handle, thread) = Setup::f32().start(reference);
+    answers_as_recorded(&handle, &golden_lines("behaviour.jsonl")[..4]);
+    thread.stop().unwrap();
+}

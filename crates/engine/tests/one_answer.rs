@@ -1,0 +1,155 @@
+//! One answer: the same request gives the same tokens and the same log-probabilities, bit for bit, alone and in
+//! batches of 2 to 16 with mates that come and go, whatever the size of the prompt slices and wherever its pages lie.
+#![allow(clippy::unwrap_used, reason = "a test may fail this way")]
+
+#[allow(dead_code, reason = "every test binary uses a part of it")]
+mod common;
+
+use std::sync::atomic::Ordering;
+use std::thread::sleep;
+use std::time::Duration;
+
+use common::client::{Client, Outcome, assert_idle, request};
+use common::{Setup, fast, reference, seasoned, subjects};
+use qwill_contract::{CancelFlag, EngineHandle, FinishReason, Request, SamplingParams};
+use qwill_device::{Activations, Device, DeviceError};
+
+/// `SplitMix64`: the tests' own dice.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((bits ^ (bits >> 31)) % limit as u64) as usize
+    }
+}
+
+fn submit(handle: &EngineHandle, request: &Request) -> Client {
+    Client::submit(handle, Request { cancel: CancelFlag::default(), ..request.clone() }).unwrap()
+}
+
+/// Random text for somebody whose answer nobody looks at.
+fn mate(dice: &mut Dice) -> Request {
+    let prompt: Vec<u32> = (0..=dice.below(200)).map(|_| dice.below(common::VOCAB) as u32).collect();
+    let sampling = SamplingParams { min_tokens: 0, ..seasoned(1 + dice.below(60), dice.below(100) as u64) };
+    Request { choices: 1 + dice.below(2), ..request(&prompt, sampling) }
+}
+
+fn wait_for_steps(handle: &EngineHandle, steps: u64) {
+    // An idle engine takes no steps, so give up after a while; where the mates come is random anyway.
+    for _ in 0..200 {
+        if handle.load().steps.load(Ordering::Relaxed) >= steps {
+            return;
+        }
+        sleep(Duration::from_micros(200));
+    }
+}
+
+/// Submits the subjects among mates, at random steps, and cancels mates at random steps.
+fn in_company(handle: &EngineHandle, subjects: &[Request], dice: &mut Dice) -> Vec<Outcome> {
+    let mut mates: Vec<Client> = Vec::new();
+    let mut clients = Vec::new();
+    for subject in subjects {
+        for _ in 0..=dice.below(3) {
+            mates.push(submit(handle, &mate(dice)));
+        }
+        clients.push(submit(handle, subject));
+        let now = handle.load().steps.load(Ordering::Relaxed);
+        wait_for_steps(handle, now + dice.below(6) as u64);
+        if dice.below(2) == 0 {
+            mates[dice.below(mates.len())].cancel.cancel();
+        }
+    }
+    let outcomes = clients.into_iter().map(Client::wait).collect();
+    for mate in mates {
+        mate.cancel.cancel();
+        mate.wait();
+    }
+    outcomes
+}
+
+fn check<D: Device>(
+    setup: Setup,
+    device: impl Fn() -> Result<D, DeviceError> + Clone + Send + 'static,
+    subjects: &[Request],
+    slices: &[usize],
+) {
+    let (handle, thread) = setup.start(device.clone());
+    let alone: Vec<Outcome> = subjects.iter().map(|subject| submit(&handle, subject).wait()).collect();
+    assert_idle(handle.load());
+    for (subject, outcome) in subjects.iter().zip(&alone) {
+        assert!(!outcome.failed() && outcome.processed_tokens == subject.prompt.len(), "{outcome:?}");
+        for choice in 0..subject.choices {
+            let seed = subject.sampling.seed.wrapping_add(choice as u64);
+            let sampling = SamplingParams { seed, ..subject.sampling.clone() };
+            let single = submit(&handle, &Request { choices: 1, sampling, ..subject.clone() }).wait();
+            assert_eq!(
+                single.choices[0], outcome.choices[choice],
+                "choice {choice} is not a request of its own"
+            );
+        }
+    }
+    thread.stop().unwrap();
+
+    for (round, slice) in slices.iter().enumerate() {
+        let (handle, thread) = Setup { slice: *slice, ..setup }.start(device.clone());
+        let crowded = in_company(&handle, subjects, &mut Dice(round as u64));
+        for (subject, (crowded, alone)) in crowded.iter().zip(&alone).enumerate() {
+            assert!(
+                crowded.same_answer(alone),
+                "subject {subject}, slices of {slice}:\n{crowded:?}\nalone:\n{alone:?}"
+            );
+        }
+        assert_idle(handle.load());
+        thread.stop().unwrap();
+    }
+}
+
+#[test]
+fn on_the_fast_device_in_f32() {
+    check(Setup::f32(), || fast(Activations::F32), &subjects(1), &[64, 128, 256, 1024]);
+}
+
+#[test]
+fn on_the_fast_device_in_int4_with_int8_activations() {
+    check(Setup::int4(), || fast(Activations::Int8), &subjects(1), &[64, 128, 256, 1024]);
+}
+
+#[test]
+fn on_the_reference_device() {
+    check(Setup::f32(), reference, &subjects(4), &[64]);
+}
+
+/// Waves of requests with random disconnects: nothing is left behind, and an answer from before is still the same.
+#[test]
+fn soak_with_random_cancels() {
+    let (handle, thread) =
+        Setup { sequences: 8, pages: 64, ..Setup::int4() }.start(|| fast(Activations::Int8));
+    let probe = &subjects(2)[2];
+    let before = submit(&handle, probe).wait();
+    let mut dice = Dice(77);
+    for _ in 0..6 {
+        let clients: Vec<Client> = (0..12).map(|_| submit(&handle, &mate(&mut dice))).collect();
+        for client in &clients {
+            let now = handle.load().steps.load(Ordering::Relaxed);
+            wait_for_steps(&handle, now + dice.below(4) as u64);
+            if dice.below(3) == 0 {
+                client.cancel.cancel();
+            }
+        }
+        for client in clients {
+            let cancelled = client.cancel.is_cancelled();
+            let outcome = client.wait();
+            assert!(!outcome.failed());
+            let was_cut = outcome.choices.iter().any(|choice| choice.end == Some(FinishReason::Cancelled));
+            assert!(cancelled || !was_cut);
+        }
+        assert_idle(handle.load());
+    }
+    assert_eq!(submit(&handle, probe).wait(), before);
+    assert_idle(handle.load());
+    thread.stop().unwrap();
+}
