@@ -55,14 +55,19 @@ fn read_speed(threads: usize) -> f64 {
                 }
             }
             black_box(sums);
-            begin.elapsed().as_secs_f64()
+            (begin, Instant::now())
         };
-        let slowest = std::thread::scope(|scope| {
+        let times: Vec<(Instant, Instant)> = std::thread::scope(|scope| {
             let handles: Vec<_> =
                 pieces.chunks(pieces.len() / threads).map(|part| scope.spawn(|| read(part))).collect();
-            handles.into_iter().filter_map(|handle| handle.join().ok()).fold(0.0, f64::max)
+            handles.into_iter().filter_map(|handle| handle.join().ok()).collect()
         });
-        shortest = shortest.min(slowest);
+        // From the first thread's begin to the last one's end.
+        let begin = times.iter().map(|(begin, _)| *begin).min();
+        let end = times.iter().map(|(_, end)| *end).max();
+        if let (Some(begin), Some(end)) = (begin, end) {
+            shortest = shortest.min(end.duration_since(begin).as_secs_f64());
+        }
     }
     (threads * WORDS * 8) as f64 / shortest / 1e9
 }
