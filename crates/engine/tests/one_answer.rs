@@ -33,8 +33,8 @@ fn submit(handle: &EngineHandle, request: &Request) -> Client {
 
 /// Random text for somebody whose answer nobody looks at.
 fn mate(dice: &mut Dice) -> Request {
-    let prompt: Vec<u32> = (0..=dice.below(200)).map(|_| dice.below(common::VOCAB) as u32).collect();
-    let sampling = SamplingParams { min_tokens: 0, ..seasoned(1 + dice.below(60), dice.below(100) as u64) };
+    let prompt: Vec<u32> = (0..=dice.below(130)).map(|_| dice.below(common::VOCAB) as u32).collect();
+    let sampling = SamplingParams { min_tokens: 0, ..seasoned(1 + dice.below(40), dice.below(100) as u64) };
     Request { choices: 1 + dice.below(2), ..request(&prompt, sampling) }
 }
 
@@ -82,7 +82,8 @@ fn check<D: Device>(
     assert_idle(handle.load());
     for (subject, outcome) in subjects.iter().zip(&alone) {
         assert!(!outcome.failed() && outcome.processed_tokens == subject.prompt.len(), "{outcome:?}");
-        for choice in 0..subject.choices {
+        // A single choice would only be compared with itself.
+        for choice in (0..subject.choices).filter(|_| subject.choices > 1) {
             let seed = subject.sampling.seed.wrapping_add(choice as u64);
             let sampling = SamplingParams { seed, ..subject.sampling.clone() };
             let single = submit(&handle, &Request { choices: 1, sampling, ..subject.clone() }).wait();
@@ -110,7 +111,7 @@ fn check<D: Device>(
 
 #[test]
 fn on_the_fast_device_in_f32() {
-    check(Setup::f32(), || fast(Activations::F32), &subjects(1), &[64, 128, 256, 1024]);
+    check(Setup::f32(), || fast(Activations::F32), &subjects(2), &[64, 128, 256, 1024]);
 }
 
 #[test]
@@ -120,7 +121,7 @@ fn on_the_fast_device_in_int4_with_int8_activations() {
 
 #[test]
 fn on_the_reference_device() {
-    check(Setup::f32(), reference, &subjects(4), &[64]);
+    check(Setup::f32(), reference, &subjects(5), &[64]);
 }
 
 /// Waves of requests with random disconnects: nothing is left behind, and an answer from before is still the same.
