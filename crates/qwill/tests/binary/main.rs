@@ -10,3 +10,4 @@ mod page;
 mod plan;
 mod serving;
 mod signals;
+mod soak;

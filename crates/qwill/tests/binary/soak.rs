@@ -61,7 +61,7 @@ fn request(kind: usize) -> Value {
     json!({
         "messages": [{"role": "user", "content": format!("{long}{question}")}],
         "chat_template_kwargs": {"enable_thinking": kind.is_multiple_of(2)},
-        "temperature": if kind % 3 == 0 { 0.0 } else { 1.0 },
+        "temperature": if kind.is_multiple_of(3) { 0.0 } else { 1.0 },
         "top_k": 20,
         "top_p": 0.95,
         "presence_penalty": if kind % 4 == 1 { 1.0 } else { 0.0 },
@@ -178,7 +178,10 @@ impl Client<'_> {
                 let body = request(kind).to_string();
                 drop(self.send(body.as_bytes(), body.len()));
             }
-            Behaviour::SendsGarbage => self.expect(request_index, b"{\"messages\": [{\"role\"", 22, 400),
+            Behaviour::SendsGarbage => {
+                let body = b"{\"messages\": [{\"role\"";
+                self.expect(request_index, body, body.len(), 400);
+            }
             Behaviour::SendsTooMuch => {
                 self.expect(request_index, &vec![b' '; BODY_LIMIT_BYTES + 1], BODY_LIMIT_BYTES + 1, 413);
             }
