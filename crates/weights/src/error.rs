@@ -126,7 +126,14 @@ impl WeightsError {
             Self::Missing { .. } => {
                 Some("a shard is missing, or config.json belongs to another model than the weights")
             }
-            Self::Tensor { what: "shape" | "length", .. } => {
+            Self::Tensor { what: "truncated file", .. } => {
+                Some("the download of this file did not finish: fetch it again and compare its size")
+            }
+            Self::Tensor {
+                what: "overlapping bytes" | "gap before the bytes" | "data_offsets" | "header shape",
+                ..
+            } => Some("the file is damaged or was exported wrongly: fetch it again"),
+            Self::Tensor { what: "shape" | "length" | "number of layers", .. } => {
                 Some("config.json belongs to another model than the weights")
             }
             Self::Tensor { what: "value" | "scale", .. } => {

@@ -390,3 +390,12 @@ fn an_unstated_tie_is_decided_by_the_tensors() {
     let tied = Directory::single(&config, &tensors);
     assert!(Checkpoint::open(tied.path()).unwrap().config().geometry.tied_head);
 }
+
+#[test]
+fn a_truncated_file_is_to_be_fetched_again() {
+    let directory = Directory::single(&micro_config(), &micro_tensors());
+    let bytes = directory.read("model.safetensors");
+    directory.write("model.safetensors", &bytes[..bytes.len() - 1]);
+    let hint = read_all(&directory).unwrap_err().hint().unwrap();
+    assert!(hint.contains("did not finish"), "{hint}");
+}
