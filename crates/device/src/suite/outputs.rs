@@ -26,6 +26,9 @@ pub(super) enum Closeness {
     Requantised,
     /// Stored keys and values, in bfloat16 or f32.
     Stored(crate::KvType),
+    /// [`Closeness::ChainedRounded`] computed from keys and values that the device stored itself, as
+    /// [`Closeness::Stored`]: where one is a rounding step off, the results are off as well.
+    FromStored(crate::KvType),
 }
 
 impl Closeness {
@@ -39,6 +42,10 @@ impl Closeness {
             Self::Requantised if activations == Activations::Int8 => tolerance.int8,
             Self::Rounded | Self::Requantised => rounded,
             Self::Stored(crate::KvType::Bf16) => tolerance.bf16,
+            Self::FromStored(kv_type) => {
+                let chained = Self::ChainedRounded.tolerance(activations, tolerance);
+                chained.max(Self::Stored(kv_type).tolerance(activations, tolerance))
+            }
         }
     }
 }

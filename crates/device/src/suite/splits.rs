@@ -159,7 +159,12 @@ impl Sequence {
         Ok(Outputs {
             rows: vec![
                 tensor("gdn", gdn_shape.value_columns(), scanned, closeness),
-                tensor("attention", shape.query_columns(), attended, closeness),
+                tensor(
+                    "attention",
+                    shape.query_columns(),
+                    attended,
+                    Closeness::FromStored(self.spec.kv_type),
+                ),
             ],
             spans: vec![
                 tensor("base", gdn_shape.state_elements(), state.base, closeness),

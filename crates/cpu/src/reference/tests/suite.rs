@@ -40,6 +40,22 @@ fn the_suite_finds_every_planted_fault() {
     }
 }
 
+/// Some of the keys then fall to the other side when they are rounded to bf16.
+#[test]
+fn keys_an_ulp_off_are_no_fault() {
+    for case in ["attention_prepare", "prefill_slices", "round_splits", "rejected_rows"] {
+        for seed in 0..4 {
+            let mut options = SuiteOptions { seed, ..SuiteOptions::default() };
+            options.geometries.truncate(2);
+            let mut device = BrokenDevice::new(Activations::F32, Fault::KeysAnUlpOff);
+            let mut reference = ReferenceDevice::new(Activations::F32);
+            let report = suite::run_case(case, &mut device, &mut reference, &options).unwrap();
+            assert!(report.failure.is_none(), "{case}: {:?}", report.failure);
+            assert!(report.worst_error > 0.0, "{case} saw no difference");
+        }
+    }
+}
+
 #[test]
 fn a_report_shows_the_failed_case_with_its_seed() {
     let (fault, case) = Fault::ALL[0];
