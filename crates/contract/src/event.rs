@@ -29,7 +29,7 @@ pub enum FinishReason {
     },
     /// `max_tokens` or the context's end was reached.
     Length,
-    /// The request was cancelled.
+    /// The request, or this choice of it, was cancelled.
     Cancelled,
     /// The engine failed on this request; the message is for the client.
     Error {

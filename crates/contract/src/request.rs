@@ -31,10 +31,20 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Set when the client is gone.
     pub cancel: CancelFlag,
+    /// By choice: set when the rest of that choice is not needed, as after a stop string in its text; the others go
+    /// on. A choice without a flag here ends only with all.
+    pub choice_cancel: Vec<CancelFlag>,
+}
+
+impl Request {
+    /// Whether nobody waits for more of a choice.
+    pub fn choice_is_cancelled(&self, choice: usize) -> bool {
+        self.cancel.is_cancelled() || self.choice_cancel.get(choice).is_some_and(CancelFlag::is_cancelled)
+    }
 }
 
 /// Sampling parameters of a request. Text-level stop strings are the server's business: it sees them in the
-/// text and cancels.
+/// text and cancels the choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     /// 0 is greedy.

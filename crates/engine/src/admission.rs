@@ -160,6 +160,7 @@ mod tests {
             choices,
             prompt_logprobs: None,
             cancel: CancelFlag::default(),
+            choice_cancel: Vec::new(),
         }
     }
 

@@ -114,15 +114,19 @@ impl<M: StepModel> Engine<M> {
         }
     }
 
-    /// Forgets requests that nobody waits for.
+    /// Forgets requests, and single choices, that nobody waits for.
     fn drop_gone(&mut self) {
         for submission in self.waiting.take_where(|submission| submission.request.cancel.is_cancelled()) {
             refuse(&self.load, submission, &FinishReason::Cancelled);
         }
-        let gone: Vec<RequestKey> =
-            self.live.iter().filter(|(_, live)| live.is_gone()).map(|(key, _)| *key).collect();
-        for request in gone {
-            self.end_request(request, &FinishReason::Cancelled);
+        let gone: Vec<(RequestKey, Vec<usize>)> = self
+            .live
+            .iter()
+            .map(|(key, live)| (*key, live.gone_choices()))
+            .filter(|(_, choices)| !choices.is_empty())
+            .collect();
+        for (request, choices) in gone {
+            self.end(request, &choices, &FinishReason::Cancelled);
         }
     }
 

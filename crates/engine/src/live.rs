@@ -48,9 +48,13 @@ impl Live {
         self.closed = self.closed || self.sink.send(event).is_err();
     }
 
-    /// Whether nobody waits for the rest.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.closed || self.request.cancel.is_cancelled()
+    /// The running choices whose rest nobody waits for. While the prompt is processed they end together or not at
+    /// all: the first one does it for the others.
+    pub(crate) fn gone_choices(&self) -> Vec<usize> {
+        let is_gone = |choice: usize| self.closed || self.request.choice_is_cancelled(choice);
+        let gone: Vec<usize> =
+            self.running().map(|(choice, _)| choice).filter(|choice| is_gone(*choice)).collect();
+        if self.prompt_done() || gone.len() == self.sequences.len() { gone } else { Vec::new() }
     }
 
     pub(crate) fn prompt_work(&self) -> PromptWork<'_> {

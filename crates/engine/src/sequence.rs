@@ -157,6 +157,7 @@ mod tests {
             choices: 1,
             prompt_logprobs: None,
             cancel: CancelFlag::default(),
+            choice_cancel: Vec::new(),
         }
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct Generation {
 
 struct EngineRequest {
     cancel: CancelFlag,
+    /// By choice.
+    choice_cancel: Vec<CancelFlag>,
     /// Choices that are not finished.
     open_choices: usize,
 }
@@ -88,6 +90,7 @@ impl Generation {
         };
         for (index, prompt) in prompts.iter().enumerate() {
             let cancel = CancelFlag::default();
+            let choice_cancel: Vec<_> = (0..params.choices).map(|_| CancelFlag::default()).collect();
             let request = Request {
                 id: format!("{id}-{index}"),
                 prompt: Arc::clone(&prompt.ids),
@@ -99,9 +102,10 @@ impl Generation {
                 choices: params.choices,
                 prompt_logprobs,
                 cancel: cancel.clone(),
+                choice_cancel: choice_cancel.clone(),
             };
             app.engine.submit(request, Box::new(sink(sender.clone(), index)))?;
-            generation.requests.push(EngineRequest { cancel, open_choices: params.choices });
+            generation.requests.push(EngineRequest { cancel, choice_cancel, open_choices: params.choices });
         }
         Ok(generation)
     }
@@ -189,7 +193,7 @@ impl Generation {
 
     /// Queues what a delta brings, and the end if that was it.
     fn advance(&mut self, index: usize, delta: Delta) {
-        let prompt = self.prompt_of(index);
+        let (prompt, choice) = (self.prompt_of(index), index % self.choices_per_prompt);
         let state = &mut self.choices[index];
         state.held.append(delta);
         let finish = state.choice.finish;
@@ -202,10 +206,8 @@ impl Generation {
             self.updates.push_back(Update::Finished { index, finish });
             let request = &mut self.requests[prompt];
             request.open_choices -= 1;
-            // After a stop string the engine would go on. One choice alone cannot be cancelled; all can.
-            if request.open_choices == 0 {
-                request.cancel.cancel();
-            }
+            // After a stop string the engine would go on.
+            request.choice_cancel[choice].cancel();
         }
     }
 

@@ -23,7 +23,7 @@ pub enum Piece {
 ///
 /// When the output starts inside the thinking section: a repeated `<think>` at the start is dropped, with the
 /// newlines around it; so are one newline before `</think>` and all newlines after it. Text that never closes
-/// the section is all reasoning. Later tags are content. When the output starts outside, all of it is content.
+/// the section is all reasoning, but for one newline at its end: it is the one before a `</think>` to come. Later tags are content. When the output starts outside, all of it is content.
 pub struct ReasoningParser {
     state: State,
     /// Text that cannot be assigned yet.
@@ -56,12 +56,20 @@ impl ReasoningParser {
         pieces
     }
 
-    /// The end of the output: text that was held back.
+    /// The end of the output: text that was held back. Inside the thinking section a last newline is dropped, cut
+    /// short or not: templates write it back together with the closing tag.
     pub fn finish(&mut self) -> Vec<Piece> {
         let rest = std::mem::take(&mut self.held);
         let inside = matches!(self.state, State::Start | State::AfterOpen | State::Reasoning);
-        let piece = if inside { Piece::Reasoning } else { Piece::Content };
-        if rest.is_empty() { Vec::new() } else { vec![piece(rest)] }
+        let piece = if inside {
+            Piece::Reasoning(rest.strip_suffix('\n').unwrap_or(&rest).to_owned())
+        } else {
+            Piece::Content(rest)
+        };
+        match &piece {
+            Piece::Reasoning(text) | Piece::Content(text) if text.is_empty() => Vec::new(),
+            _ => vec![piece],
+        }
     }
 
     /// Moves on through the held text; false when more input is needed.
@@ -183,6 +191,10 @@ mod tests {
             ("\nhm </think>yes", "\nhm ", "yes"),
             ("a <think> b</think>c", "a <think> b", "c"),
             ("<thi", "<thi", ""),
+            ("cut short\n", "cut short", ""),
+            ("cut short\n\n", "cut short\n", ""),
+            ("\n", "", ""),
+            ("<think>\n", "", ""),
             ("<think>\n</think>x", "", "x"),
             ("hm</think>\n<tool_call>\n", "hm", "<tool_call>\n"),
         ];

@@ -17,6 +17,7 @@ pub(crate) fn request(prompt: &[u32], sampling: SamplingParams) -> Request {
         choices: 1,
         prompt_logprobs: None,
         cancel: CancelFlag::default(),
+        choice_cancel: Vec::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use qwill_contract::{FinishReason, Request, SamplingParams, SinkClosed};
+use qwill_contract::{CancelFlag, FinishReason, Request, SamplingParams, SinkClosed};
 
 use super::client::{Outcome, assert_idle, request};
 use super::harness::{Bench, EOS, VOCAB, options};
@@ -131,6 +131,48 @@ fn a_cancelled_request_is_gone_before_the_next_step() {
     bench.finish();
     assert_eq!(other.wait().choices[0].tokens.len(), 200);
     assert_idle(bench.handle.load());
+}
+
+#[test]
+fn one_choice_can_be_cancelled_and_the_others_go_on() {
+    let choice_cancel = vec![CancelFlag::default(), CancelFlag::default(), CancelFlag::default()];
+    let three = Request { choices: 3, choice_cancel, ..request(&[1; 70], free_running(200)) };
+    let alone = Bench::answer(&options(), Request { choice_cancel: Vec::new(), ..three.clone() });
+    let mut bench = Bench::new(options());
+    let mut client = bench.submit(three.clone());
+    // During the prompt, which one choice processes for all, a lone one is kept.
+    three.choice_cancel[0].cancel();
+    bench.turn().unwrap();
+    assert_eq!(bench.handle.load().running.load(Ordering::Relaxed), 3);
+    for _ in 0..5 {
+        bench.turn().unwrap();
+    }
+    assert_eq!(client.look().choices[0].end, Some(FinishReason::Cancelled));
+    assert_eq!(bench.handle.load().running.load(Ordering::Relaxed), 2);
+    let pages_of_two = 1 + 2 * 4;
+    assert_eq!(bench.handle.load().pages_used.load(Ordering::Relaxed), pages_of_two);
+    three.choice_cancel[2].cancel();
+    bench.turn().unwrap();
+    assert_eq!(bench.handle.load().running.load(Ordering::Relaxed), 1);
+    bench.finish();
+    let outcome = client.wait();
+    assert_eq!(outcome.choices[1], alone.choices[1]);
+    assert_eq!(outcome.choices[2].end, Some(FinishReason::Cancelled));
+    assert!(outcome.choices[0].tokens.len() < 3 && outcome.choices[2].tokens.len() < 9);
+    assert_idle(bench.handle.load());
+}
+
+#[test]
+fn cancelling_every_choice_ends_a_request_in_its_prompt() {
+    let choice_cancel = vec![CancelFlag::default(), CancelFlag::default()];
+    let two = Request { choices: 2, choice_cancel, ..request(&[1; 600], free_running(20)) };
+    let mut bench = Bench::new(options());
+    let client = bench.submit(two.clone());
+    bench.turn().unwrap();
+    two.choice_cancel.iter().for_each(CancelFlag::cancel);
+    bench.turn().unwrap();
+    assert_idle(bench.handle.load());
+    assert!(client.wait().choices.iter().all(|choice| choice.end == Some(FinishReason::Cancelled)));
 }
 
 #[test]

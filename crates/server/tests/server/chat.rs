@@ -115,6 +115,35 @@ async fn stop_strings_cut_across_tokens_and_cancel() {
 }
 
 #[tokio::test]
+async fn a_stop_string_ends_its_choice_alone() {
+    // The first choice meets the stop string at once and would go on for long; the second one never does.
+    let script = Arc::new(|_: &_, choice| {
+        let text = if choice == 0 { "no END and on and on and on" } else { "yes, yes" };
+        let mut acts: Vec<Act> = byte_tokens(text).into_iter().map(|id| Act::Step(vec![id])).collect();
+        acts.insert("no END".len(), Act::Hold);
+        acts
+    });
+    let bench = Bench::new(script);
+    let body = with(plain_chat(), json!({"n": 2, "stop": "END", "stream": true}));
+    let reply = {
+        // The second choice waits until the first one is known to be cancelled.
+        let gate = bench.stage.clone();
+        let opener = tokio::task::spawn_blocking(move || {
+            gate.wait("a cancelled choice", |stage| !stage.cancelled_choices.lock().unwrap().is_empty());
+            gate.open_gate();
+        });
+        let reply = bench.post(CHAT, body).await;
+        opener.await.unwrap();
+        reply
+    };
+    assert_eq!(
+        (reply.joined(0, "/delta/content"), reply.joined(1, "/delta/content")),
+        ("no ".into(), "yes, yes".into())
+    );
+    assert_eq!(*bench.stage.cancelled_choices.lock().unwrap(), [(0, "no END".len())]);
+}
+
+#[tokio::test]
 async fn stop_strings_count_tokens_up_to_the_match() {
     let bench = Bench::new(one_by_one(byte_tokens("ab|cd")));
     let body = with(plain_chat(), json!({"stop": "|"}));
@@ -142,6 +171,24 @@ async fn stop_strings_do_not_look_into_thinking() {
     assert_eq!(plain["choices"][0]["message"]["content"], "9");
     assert_eq!(plain["choices"][0]["message"]["reasoning_content"], "The Question: is");
     assert_eq!(streamed.joined(0, "/delta/content"), "9");
+}
+
+#[tokio::test]
+async fn thinking_that_is_cut_short_is_the_same_streamed_or_not() {
+    for (text, reasoning) in
+        [("Hm,\nhm.\n", "Hm,\nhm."), ("Hm.\n\n", "Hm.\n"), ("Hm.\n</th", "Hm.\n</th"), ("\n", "")]
+    {
+        let ids = byte_tokens(text);
+        let bench = Bench::new(one_by_one(ids.clone()));
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": ids.len()});
+        let (plain, streamed) = bench.both(CHAT, body).await;
+        let message = &plain["choices"][0]["message"];
+        assert_eq!(message["reasoning_content"].as_str().unwrap_or_default(), reasoning);
+        assert_eq!(message["content"], "");
+        assert_eq!(streamed.joined(0, "/delta/reasoning_content"), reasoning);
+        assert_eq!(streamed.joined(0, "/delta/content"), "");
+        assert_eq!(plain["choices"][0]["finish_reason"], "length");
+    }
 }
 
 #[tokio::test]

@@ -38,6 +38,8 @@ pub(crate) type Script = Arc<dyn Fn(&Request, usize) -> Vec<Act> + Send + Sync>;
 pub(crate) struct Stage {
     pub(crate) requests: Mutex<Vec<Request>>,
     pub(crate) cancelled: AtomicUsize,
+    /// Choices that were cancelled alone, with how many tokens each had sent.
+    pub(crate) cancelled_choices: Mutex<Vec<(usize, usize)>>,
     pub(crate) ended: AtomicUsize,
     pub(crate) tokens_sent: AtomicUsize,
     /// Requests are not taken from the queue while this is set; the engine says when it knows.
@@ -167,14 +169,19 @@ fn perform(submission: Submission, stage: &Stage, script: &Script) -> usize {
             let Some(acts) = &mut choices[choice] else { continue };
             let act = acts.next().unwrap_or_else(|| Act::Step(vec![END_OF_TURN]));
             if matches!(act, Act::Hold) {
-                while !stage.gate.load(Ordering::SeqCst) && !request.cancel.is_cancelled() {
+                while !stage.gate.load(Ordering::SeqCst) && !request.choice_is_cancelled(choice) {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
-            if request.cancel.is_cancelled() {
+            if request.choice_is_cancelled(choice) {
                 send(Event::End { choice, reason: FinishReason::Cancelled });
-                stage.count(&stage.cancelled);
-                return sent.iter().sum();
+                stage.cancelled_choices.lock().unwrap().push((choice, sent[choice]));
+                choices[choice] = None;
+                if request.cancel.is_cancelled() || choices.iter().all(Option::is_none) {
+                    stage.count(&stage.cancelled);
+                    return sent.iter().sum();
+                }
+                continue;
             }
             let room = request.sampling.max_tokens - sent[choice];
             let end = match act {
