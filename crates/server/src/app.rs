@@ -1,6 +1,7 @@
 //! What every handler shares.
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,6 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::auth::Keys;
 use crate::error::{ApiError, ServerError};
 use crate::health::StallWatch;
+use crate::host::Names;
 use crate::metrics::Metrics;
 use crate::options::{ServerOptions, TextModel};
 use crate::types::unix_seconds;
@@ -23,6 +25,7 @@ pub(crate) struct App {
     pub(crate) engine: EngineHandle,
     pub(crate) text: TextModel,
     pub(crate) keys: Keys,
+    pub(crate) host_names: Names,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stall_watch: StallWatch,
     /// Bounds how many prompts are rendered and tokenised at once.
@@ -36,8 +39,10 @@ pub(crate) struct App {
 }
 
 impl App {
+    /// `address` is the one listened on.
     pub(crate) fn new(
         options: ServerOptions,
+        address: IpAddr,
         engine: EngineHandle,
         text: TextModel,
     ) -> Result<Arc<Self>, ServerError> {
@@ -45,6 +50,7 @@ impl App {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Arc::new(Self {
             keys: Keys::new(&options.api_keys),
+            host_names: Names::of(&options, address),
             metrics: Arc::new(Metrics::new(engine.facts())?),
             stall_watch: StallWatch::new(options.stall_timeout),
             preparing: Arc::new(Semaphore::new(processors)),
@@ -119,6 +125,9 @@ fn check(options: &ServerOptions, facts: &EngineFacts) -> Result<(), ServerError
     let fail = |option, problem: &str| Err(ServerError::Option { option, problem: problem.into() });
     if options.api_keys.iter().any(|key| key.trim().is_empty()) {
         return fail("api_keys", "contains an empty key");
+    }
+    if options.max_connections == 0 {
+        return fail("max_connections", "must be at least 1");
     }
     if options.body_limit_bytes == 0 {
         return fail("body_limit_bytes", "must be at least 1");

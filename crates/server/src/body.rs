@@ -86,7 +86,11 @@ async fn read_bytes(options: &ServerOptions, body: Body) -> Result<Bytes, ApiErr
 }
 
 fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, message).with_code("invalid_json");
+    let bad = |message: String| {
+        ApiError::new(StatusCode::BAD_REQUEST, message)
+            .with_code("invalid_json")
+            .logged_as("the body is not a valid JSON object")
+    };
     if bytes.trim_ascii().is_empty() {
         return Err(bad("the body is empty, a JSON object is needed".into()));
     }

@@ -44,6 +44,8 @@ pub enum ServerError {
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
+    /// What the log says instead, where the message quotes what the client sent: that may be anybody's text.
+    pub(crate) logged: Option<String>,
     /// The field at fault, as a path such as `messages[2].role`.
     pub(crate) param: Option<String>,
     pub(crate) code: Option<&'static str>,
@@ -71,7 +73,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 impl ApiError {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { status, message, param: None, code: None, retry_after: None, close: false }
+        Self { status, message, logged: None, param: None, code: None, retry_after: None, close: false }
     }
 
     /// A 400 about one field.
@@ -84,12 +86,18 @@ impl ApiError {
     /// A 400 about a field whose value is not what it should be; both are named.
     pub(crate) fn value(param: impl Into<String>, expected: &str, found: &Value) -> Self {
         let param = param.into();
-        let message = format!("`{param}` must be {expected}, got {}", show(found));
-        Self::field(param, message).with_code("invalid_value")
+        let rule = format!("`{param}` must be {expected}");
+        let message = format!("{rule}, got {}", show(found));
+        Self::field(param, message).with_code("invalid_value").logged_as(rule)
     }
 
     pub(crate) fn with_code(mut self, code: &'static str) -> Self {
         self.code = Some(code);
+        self
+    }
+
+    pub(crate) fn logged_as(mut self, text: impl Into<String>) -> Self {
+        self.logged = Some(text.into());
         self
     }
 

@@ -106,8 +106,9 @@ fn check_neutral(path: String, value: &Value, neutral: &[&str]) -> Result<(), Ap
         [] => "leave it out".to_owned(),
         values => format!("leave it out or send {}", values.join(" or ")),
     };
-    let message = format!("`{path}` is not supported yet by this server: {hint}, got {shown}");
-    Err(ApiError::field(path, message).with_code("unsupported_parameter"))
+    let rule = format!("`{path}` is not supported yet by this server: {hint}");
+    let message = format!("{rule}, got {shown}");
+    Err(ApiError::field(path, message).with_code("unsupported_parameter").logged_as(rule))
 }
 
 /// A field that nothing is known of: a warning, once for each name, or a refusal.

@@ -34,6 +34,7 @@ mod error;
 mod fields;
 mod generation;
 mod health;
+mod host;
 mod known;
 mod log;
 mod logprobs;

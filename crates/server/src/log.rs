@@ -59,7 +59,7 @@ impl Record {
         let mut facts = self.facts();
         facts.finish = Some("error");
         facts.status.get_or_insert(error.status);
-        facts.error.get_or_insert_with(|| error.message.clone());
+        facts.error.get_or_insert_with(|| error.logged.as_ref().unwrap_or(&error.message).clone());
     }
 
     /// The engine began to work on the request.
@@ -98,7 +98,8 @@ impl Drop for Record {
         let elapsed = self.started.elapsed();
         let finish = facts.finish.unwrap_or("cancelled");
         self.metrics.request_finished(self.endpoint, finish, elapsed);
-        let millis = |duration: Option<Duration>| duration.map(|duration| duration.as_secs_f64() * 1e3);
+        let millis =
+            |duration: Option<Duration>| duration.map(|duration| rounded(duration.as_secs_f64() * 1e3));
         tracing::info!(
             id = self.request_id,
             endpoint = self.endpoint,
@@ -111,12 +112,17 @@ impl Drop for Record {
             generated_tokens = facts.generated_tokens,
             queue_ms = millis(facts.queue),
             ttft_ms = millis(facts.first_token),
-            tokens_per_s = facts.rate(),
-            total_ms = elapsed.as_secs_f64() * 1e3,
+            tokens_per_s = facts.rate().map(rounded),
+            total_ms = rounded(elapsed.as_secs_f64() * 1e3),
             error = facts.error,
             "request"
         );
     }
+}
+
+/// To three decimals: what a person reads, and more than a clock means.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
 }
 
 impl Facts {

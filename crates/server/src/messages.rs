@@ -157,9 +157,9 @@ fn parse_arguments(path: String, arguments: Option<Value>) -> Result<Value, ApiE
         None => return Ok(json!({})),
         Some(Value::String(text)) if text.trim().is_empty() => return Ok(json!({})),
         Some(Value::String(text)) => serde_json::from_str(&text).map_err(|error| {
-            let message =
-                format!("`{path}` must be a string of JSON, got {}: {error}", show(&Value::String(text)));
-            ApiError::field(path.clone(), message).with_code("invalid_value")
+            let rule = format!("`{path}` must be a string of JSON");
+            let message = format!("{rule}, got {}: {error}", show(&Value::String(text)));
+            ApiError::field(path.clone(), message).with_code("invalid_value").logged_as(rule)
         })?,
         Some(other) => other,
     };
@@ -181,7 +181,9 @@ pub(crate) fn take_tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, ApiE
                 "`tool_choice` {} is not supported yet by this server: send \"auto\" or \"none\"",
                 show(&other)
             );
-            return Err(ApiError::field("tool_choice", message).with_code("unsupported_parameter"));
+            return Err(ApiError::field("tool_choice", message)
+                .with_code("unsupported_parameter")
+                .logged_as("`tool_choice` is not supported yet beyond \"auto\" and \"none\""));
         }
     };
     Ok(Some(tools).filter(|tools| wanted && !tools.is_empty()))

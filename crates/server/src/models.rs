@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
@@ -49,8 +50,12 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
 /// One of them; names may contain slashes.
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Model>, ApiError> {
+    let Path(name) = name.map_err(|_| {
+        let message = "the model's name in the path must be percent-encoded UTF-8";
+        ApiError::field("model", message).with_code("invalid_value")
+    })?;
     let name = app.check_model(Some(name))?;
     Ok(Json(model(&app, &name)))
 }

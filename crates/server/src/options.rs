@@ -14,6 +14,12 @@ pub struct ServerOptions {
     pub bind: SocketAddr,
     /// Keys that open the server. None: it is open to everybody who reaches the address.
     pub api_keys: Vec<String>,
+    /// Names, besides those of this machine, that requests may be addressed to when the server has no keys and
+    /// listens on a loopback address; other servers answer to any name.
+    pub allowed_hosts: Vec<String>,
+    /// Connections served at once; more wait unanswered in the system's backlog. Fewer when the process may not
+    /// open so many files.
+    pub max_connections: usize,
     /// Largest request body, bytes.
     pub body_limit_bytes: usize,
     /// A stream that has been silent for this long gets a comment, so that proxies keep it.
@@ -41,6 +47,8 @@ impl Default for ServerOptions {
         Self {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 18020)),
             api_keys: Vec::new(),
+            allowed_hosts: Vec::new(),
+            max_connections: 1024,
             body_limit_bytes: 32 << 20,
             keep_alive: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),

@@ -87,6 +87,7 @@ fn template_error(error: TextError) -> ApiError {
         TextError::Template { message } => {
             ApiError::field("messages", format!("the chat template refuses the conversation: {message}"))
                 .with_code("template_error")
+                .logged_as("the chat template refuses the conversation")
         }
         TextError::ReservedArgument { .. } => {
             ApiError::field("chat_template_kwargs", format!("`chat_template_kwargs`: {error}"))
@@ -184,6 +185,14 @@ pub(crate) fn fit(
 }
 
 fn too_long(param: &str, prompt_tokens: usize, limit: usize, params: &Params, fitting: usize) -> ApiError {
+    if prompt_tokens == limit {
+        let message = format!(
+            "the prompt has {prompt_tokens} tokens and fills the context{} to its end: there is no room to generate \
+             even one token, a prompt of at most {fitting} tokens fits",
+            each_choice(params)
+        );
+        return ApiError::field(param, message).with_code("context_length_exceeded");
+    }
     let message = format!(
         "the prompt has {prompt_tokens} tokens, but prompt and answer together must not exceed {limit} tokens{}: a \
          prompt of at most {fitting} tokens fits, this one is {} too long",

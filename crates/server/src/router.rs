@@ -15,7 +15,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::log::CLIENT_CLOSED;
 use crate::metrics::Metrics;
-use crate::{auth, chat, completions, cors, health, metrics, models, request_id, tokens};
+use crate::{auth, chat, completions, cors, health, host, metrics, models, request_id, tokens};
 
 const ENDPOINTS: &str = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, POST /tokenize, \
                          POST /detokenize, GET /health, GET /metrics, GET /version";
@@ -68,6 +68,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         // Bodies are read, and bounded, by our own reader.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(Arc::clone(&app), auth::require_key))
+        .layer(from_fn_with_state(Arc::clone(&app), host::require_known))
         .layer(from_fn(survive_panics))
         .layer(from_fn_with_state(Arc::clone(&app), count))
         .layer(from_fn(cors::allow_loopback))

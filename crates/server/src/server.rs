@@ -1,6 +1,7 @@
 //! A bound server: accepts connections until it is told to stop, then lets the running ones finish.
 
 use std::future::Future;
+use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use qwill_contract::EngineHandle;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 
@@ -22,6 +23,8 @@ use crate::router::router;
 const UPKEEP: Duration = Duration::from_secs(5);
 /// Time for the last error events after the drain time is over.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
+/// Files that the process opens besides connections, generously.
+const OTHER_FILES: usize = 64;
 /// Pause after a failed accept, as when file descriptors run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -44,7 +47,7 @@ impl Server {
         text: TextModel,
     ) -> Result<Self, ServerError> {
         let address = options.bind;
-        let app = App::new(options, engine, text)?;
+        let app = App::new(options, address.ip(), engine, text)?;
         let bind_error = |source| ServerError::Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(bind_error)?;
         let local_addr = listener.local_addr().map_err(bind_error)?;
@@ -62,10 +65,10 @@ impl Server {
         engine: EngineHandle,
         text: TextModel,
     ) -> Result<Self, ServerError> {
-        let app = App::new(options, engine, text)?;
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
         let local_addr = listener.local_addr()?;
+        let app = App::new(options, local_addr.ip(), engine, text)?;
         Ok(Self { listener, local_addr, app })
     }
 
@@ -83,7 +86,8 @@ impl Server {
         engine: EngineHandle,
         text: TextModel,
     ) -> Result<Router, ServerError> {
-        Ok(router(App::new(options, engine, text)?))
+        let address = options.bind.ip();
+        Ok(router(App::new(options, address, engine, text)?))
     }
 
     /// Serves until `shutdown` is ready, then drains: new work gets a 503, `/health` says not ready, running
@@ -95,8 +99,13 @@ impl Server {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServerError> {
         let Self { listener, app, .. } = self;
         let (drain, draining) = watch::channel(false);
-        let acceptor =
-            Acceptor { listener, router: router(Arc::clone(&app)), limits: limits(&app.options), draining };
+        let acceptor = Acceptor {
+            listener,
+            router: router(Arc::clone(&app)),
+            limits: limits(&app.options),
+            room: Arc::new(Semaphore::new(connection_limit(app.options.max_connections))),
+            draining,
+        };
         let upkeep = tokio::spawn(upkeep(Arc::clone(&app)));
         let mut connections = JoinSet::new();
         acceptor.accept_until(shutdown, &mut connections).await;
@@ -135,11 +144,38 @@ fn limits(options: &ServerOptions) -> Limits {
     Limits { read: options.read_timeout, write: options.write_timeout }
 }
 
+/// How many connections may be open: as many as wanted, as far as the process may open files for them.
+fn connection_limit(wanted: usize) -> usize {
+    let files = std::fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(open_files_limit);
+    let possible = files.map_or(wanted, |files| files.saturating_sub(OTHER_FILES).max(1));
+    if possible < wanted {
+        tracing::warn!(
+            wanted,
+            connections = possible,
+            "the limit on open files allows fewer connections: see `ulimit -n`"
+        );
+    }
+    wanted.min(possible)
+}
+
+/// The soft limit on open files in the text of `/proc/self/limits`; `None` where there is none.
+fn open_files_limit(limits: &str) -> Option<usize> {
+    limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
+}
+
 /// Takes connections.
 struct Acceptor {
     listener: TcpListener,
     router: Router,
     limits: Limits,
+    /// A permit for each connection that may still be opened.
+    room: Arc<Semaphore>,
     draining: watch::Receiver<bool>,
 }
 
@@ -150,8 +186,8 @@ impl Acceptor {
         loop {
             tokio::select! {
                 result = &mut end => return result,
-                accepted = self.listener.accept() => match accepted {
-                    Ok((stream, _)) => self.spawn(stream, connections),
+                accepted = self.accept() => match accepted {
+                    Ok((stream, permit)) => self.spawn(stream, permit, connections),
                     Err(error) => {
                         tracing::warn!(%error, "a connection could not be accepted");
                         sleep(ACCEPT_PAUSE).await;
@@ -162,8 +198,20 @@ impl Acceptor {
         }
     }
 
-    fn spawn(&self, stream: TcpStream, connections: &mut JoinSet<()>) {
-        connections.spawn(connection::serve(stream, self.router.clone(), self.limits, self.draining.clone()));
+    /// The next connection, once there is room for one: until then clients wait in the system's backlog and cost
+    /// no file.
+    async fn accept(&self) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+        let permit = Arc::clone(&self.room).acquire_owned().await.map_err(io::Error::other)?;
+        let (stream, _) = self.listener.accept().await?;
+        Ok((stream, permit))
+    }
+
+    fn spawn(&self, stream: TcpStream, permit: OwnedSemaphorePermit, connections: &mut JoinSet<()>) {
+        let serving = connection::serve(stream, self.router.clone(), self.limits, self.draining.clone());
+        connections.spawn(async move {
+            serving.await;
+            drop(permit);
+        });
     }
 }
 
@@ -186,5 +234,21 @@ async fn upkeep(app: Arc<App>) {
     loop {
         ticks.tick().await;
         app.metrics.upkeep();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_on_open_files_is_read() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                    Max processes             63704                63704                processes \n\
+                    Max open files            1024                 524288               files     \n";
+        assert_eq!(open_files_limit(text), Some(1024));
+        assert_eq!(open_files_limit(&text.replace("1024  ", "unlimited")), None);
+        assert_eq!(open_files_limit(""), None);
+        assert_eq!(connection_limit(1), 1);
     }
 }

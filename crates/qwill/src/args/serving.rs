@@ -24,6 +24,10 @@ pub(crate) struct ListenArgs {
     /// File with one key a line; empty lines and lines that begin with # are skipped
     #[arg(long, value_name = "FILE", env = env::API_KEY_FILE, help_heading = "Server")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// Host name that requests may be addressed to besides this machine's own; may be given several times. Only a
+    /// server without keys on a loopback address looks at it
+    #[arg(long, value_name = "NAME", env = env::ALLOWED_HOST, value_delimiter = ',', help_heading = "Server")]
+    pub(crate) allowed_host: Vec<String>,
     /// Name that clients ask for; may be given several times [default: the directory's name]
     #[arg(long, value_name = "NAME", env = env::SERVED_NAME, value_delimiter = ',', help_heading = "Server")]
     pub(crate) served_name: Vec<String>,
@@ -33,6 +37,10 @@ pub(crate) struct ListenArgs {
     /// Largest request body
     #[arg(long, value_name = "BYTES", default_value = "32MiB", env = env::BODY_LIMIT, help_heading = "Server")]
     pub(crate) body_limit: ByteCount,
+    /// Connections served at once; more wait until one is closed
+    #[arg(long, default_value_t = 1024, value_parser = values::positive, env = env::MAX_CONNECTIONS)]
+    #[arg(help_heading = "Server")]
+    pub(crate) max_connections: usize,
     /// Refuse request fields that are not known, instead of warning once
     #[arg(long, env = env::STRICT_PARAMS, help_heading = "Server")]
     pub(crate) strict_params: bool,

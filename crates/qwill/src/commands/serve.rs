@@ -39,6 +39,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     }
     let options = ServerOptions {
         bind,
+        allowed_hosts: arguments.listen.allowed_host.clone(),
+        max_connections: arguments.listen.max_connections,
         body_limit_bytes: arguments.listen.body_limit.0 as usize,
         drain_timeout: Duration::from_secs(arguments.listen.drain_timeout),
         defaults: defaults(&launch.source.checkpoint.config().generation, &arguments.sampling),

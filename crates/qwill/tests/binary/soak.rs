@@ -113,7 +113,7 @@ impl Client<'_> {
     fn send(&self, body: &[u8], declared_bytes: usize) -> TcpStream {
         let mut stream = self.connect();
         let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: qwill\r\ncontent-type: application/json\r\n\
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
              connection: close\r\ncontent-length: {declared_bytes}\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).unwrap();

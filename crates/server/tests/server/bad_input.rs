@@ -98,6 +98,14 @@ async fn too_long_prompts_have_the_code_that_clients_look_for() {
     }
     let full = bench.post(COMPLETIONS, json!({"prompt": vec![5; 255], "max_tokens": 1})).await;
     assert_eq!(full.status, 200, "{}", full.body);
+    // A prompt of the whole context can be looked at, but not continued.
+    let echo = json!({"prompt": vec![5; 256], "max_tokens": 0, "echo": true});
+    let reply = bench.post(COMPLETIONS, echo.clone()).await;
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert_eq!(reply.json()["usage"]["prompt_tokens"], 256);
+    let error = bench.post(COMPLETIONS, with(echo, json!({"prompt": vec![5; 257]}))).await.error();
+    assert_eq!(error["code"], "context_length_exceeded");
+    assert!(error["message"].as_str().unwrap().contains("at most 256 tokens fits"), "{error}");
 }
 
 #[tokio::test]

@@ -311,7 +311,9 @@ pub(crate) fn completion_rows() -> Vec<Row> {
         (json!({"prompt": [1.5]}), 400, Some("prompt[0]"), "got 1.5"),
         (json!({"prompt": [[1], [9999]]}), 400, Some("prompt[1][0]"), "got 9999"),
         (json!({"prompt": vec!["a"; 65]}), 400, Some("prompt"), "has 65 prompts, the limit is 64"),
-        (json!({"prompt": vec![5; 256]}), 400, Some("prompt"), "256 tokens, but prompt and answer together"),
+        (json!({"prompt": vec![5; 256]}), 400, Some("prompt"), "no room to generate"),
+        (json!({"prompt": vec![5; 256], "max_tokens": 9}), 400, Some("prompt"), "no room to generate"),
+        (json!({"prompt": vec![5; 256], "n": 4}), 400, Some("prompt"), "each of 4 choices to its end"),
         (
             json!({"prompt": vec![5; 300]}),
             400,

@@ -95,3 +95,33 @@ async fn an_unknown_field_is_warned_about_once() {
     assert_eq!(warnings.len(), 1, "{logged:?}");
     assert!(warnings[0]["field"].as_str().unwrap().contains("brand_new"));
 }
+
+#[tokio::test]
+async fn refusals_quote_the_client_to_the_client_only() {
+    const SECRET: &str = "xylophone";
+    let (lines, _guard) = capture();
+    let bench = Bench::saying("ok");
+    let arguments = json!({"function": {"name": "f", "arguments": SECRET}});
+    for fields in [
+        json!({"messages": SECRET}),
+        json!({"messages": [{"role": SECRET, "content": "x"}]}),
+        json!({"messages": [{"role": "user", "content": {"text": SECRET}}]}),
+        json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [arguments]}]}),
+        json!({"messages": [{"role": "user", "content": [{"type": SECRET}]}]}),
+        json!({"tool_choice": SECRET}),
+        json!({"response_format": SECRET}),
+        json!({"stop": {"a": SECRET}}),
+        json!({"logit_bias": {SECRET: 1}}),
+    ] {
+        let reply = bench.post(CHAT, with(plain_chat(), fields.clone())).await;
+        assert!(reply.status == 400 && reply.body.contains(SECRET), "{fields}: {}", reply.body);
+        let logged = lines.take();
+        assert_eq!(logged.len(), 1, "{logged:?}");
+        assert!(logged[0]["error"].as_str().is_some_and(|text| !text.is_empty()), "{logged:?}");
+        assert!(!logged[0].to_string().contains(SECRET), "{fields}: {logged:?}");
+    }
+    for body in [format!("{{\"{SECRET}\": 1, \"{SECRET}\": 2}}"), format!("\"{SECRET}\"")] {
+        assert!(bench.post_raw(CHAT, body).await.body.contains(SECRET));
+        assert!(!lines.take()[0].to_string().contains(SECRET));
+    }
+}

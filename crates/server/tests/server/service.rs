@@ -102,6 +102,49 @@ async fn pages_of_this_machine_may_use_the_server_and_no_others() {
 }
 
 #[tokio::test]
+async fn an_open_server_of_this_machine_answers_to_no_other_name() {
+    let ask = |host: &'static str, uri: &'static str| {
+        Request::get(uri).header("host", host).body(Body::empty()).unwrap()
+    };
+    let bench = Bench::saying("ok");
+    for host in ["localhost:18020", "127.0.0.1", "[::1]:18020"] {
+        assert_eq!(bench.send(ask(host, "/v1/models")).await.status, StatusCode::OK, "{host}");
+    }
+    // A page whose name was made to resolve to this machine is of that name's origin, whatever it asks for.
+    for uri in ["/", "/v1/models", "/health", "/metrics", "/nowhere"] {
+        let reply = bench.send(ask("rebound.example:18020", uri)).await;
+        assert_eq!(reply.status, StatusCode::FORBIDDEN, "{uri}");
+        assert_eq!(reply.error()["code"], "host_not_allowed");
+        assert_eq!(reply.error()["type"], "permission_error");
+        assert!(reply.error()["message"].as_str().unwrap().contains("rebound.example"), "{}", reply.body);
+    }
+    let absolute = ask("localhost", "http://rebound.example/v1/models");
+    assert_eq!(bench.send(absolute).await.status, StatusCode::FORBIDDEN);
+    let post =
+        Request::post(CHAT).header("host", "rebound.example").header("content-type", "application/json");
+    let reply = bench.send(post.body(Body::from(plain_chat().to_string())).unwrap()).await;
+    assert_eq!(reply.status, StatusCode::FORBIDDEN);
+    assert!(bench.stage.requests.lock().unwrap().is_empty(), "the engine saw nothing");
+
+    let named = ServerOptions { allowed_hosts: vec!["rebound.example".into()], ..Default::default() };
+    let keyed = ServerOptions { api_keys: vec!["k".into()], ..Default::default() };
+    let wide = ServerOptions { bind: ([0, 0, 0, 0], 0).into(), ..Default::default() };
+    for (options, path, status) in
+        [(named, "/v1/models", 200), (keyed, "/v1/models", 401), (wide, "/v1/models", 200)]
+    {
+        let bench = Bench::with(options, engine::facts(), one_by_one(tokens("ok")));
+        assert_eq!(bench.send(ask("rebound.example:18020", path)).await.status, status);
+    }
+}
+
+#[tokio::test]
+async fn a_model_name_that_is_no_text_is_an_error_like_others() {
+    let reply = Bench::saying("ok").get("/v1/models/%ff").await;
+    assert_eq!(reply.status, StatusCode::BAD_REQUEST);
+    assert_eq!((&reply.error()["param"], &reply.error()["code"]), (&json!("model"), &json!("invalid_value")));
+}
+
+#[tokio::test]
 async fn unknown_routes_and_methods_are_explained() {
     let bench = Bench::saying("ok");
     let reply = bench.get("/v1/nowhere").await;

@@ -18,17 +18,17 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) fn post(path: &str, body: &str) -> String {
     let length = body.len();
     format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
          connection: close\r\n\r\n{body}"
     )
 }
 
 pub(crate) fn get(path: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
 }
 
 pub(crate) fn get_keeping(path: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")
+    format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")
 }
 
 pub(crate) async fn connect(address: SocketAddr) -> TcpStream {
@@ -167,7 +167,9 @@ async fn huge_bodies_get_their_answer_without_being_read() {
     let options = ServerOptions { body_limit_bytes: MIB, ..Default::default() };
     let listening = bench.listen(options).await;
     let head = |length: &str| {
-        format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{length}\r\n\r\n")
+        format!(
+            "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{length}\r\n\r\n"
+        )
     };
     // A declared length is refused before the first byte of the body.
     let mut stream = connect(listening.address).await;
@@ -214,7 +216,7 @@ async fn chunked_bodies_are_read() {
     let body = plain_chat().to_string();
     let (one, two) = body.split_at(20);
     let request = format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\
          connection: close\r\n\r\n{:x}\r\n{one}\r\n{:x}\r\n{two}\r\n0\r\n\r\n",
         one.len(),
         two.len()
@@ -250,6 +252,36 @@ async fn slow_clients_are_cut_off_and_hold_up_nobody() {
     for mut head in heads {
         read_to_end(&mut head).await;
     }
+}
+
+#[tokio::test]
+async fn a_flood_of_connections_waits_outside() {
+    let bench = Bench::saying("ok");
+    let read_timeout = Duration::from_millis(300);
+    let options = ServerOptions { max_connections: 3, read_timeout, ..Default::default() };
+    let listening = bench.listen(options).await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        let mut stream = connect(listening.address).await;
+        round_trip(&mut stream, &get_keeping("/version")).await;
+        held.push(stream);
+    }
+    // The system takes the fourth, the server does not look at it.
+    let mut fourth = connect(listening.address).await;
+    fourth.write_all(get("/version").as_bytes()).await.unwrap();
+    let mut byte = [0];
+    assert!(
+        timeout(Duration::from_millis(200), fourth.read(&mut byte)).await.is_err(),
+        "an answer beyond the cap"
+    );
+    drop(held.pop());
+    assert!(read_to_end(&mut fourth).await.starts_with("HTTP/1.1 200"));
+    // Who only holds a connection open loses it in the end, so a flood cannot keep others out.
+    let flood: Vec<TcpStream> =
+        futures_util::future::join_all((0..3).map(|_| connect(listening.address))).await;
+    let late = exchange(listening.address, get("/version")).await;
+    assert!(late.starts_with("HTTP/1.1 200"), "{late}");
+    drop((flood, held));
 }
 
 #[tokio::test]
@@ -304,7 +336,7 @@ async fn broken_http_is_answered_and_survived() {
     for (request, status) in [
         ("NONSENSE\r\n\r\n".to_owned(), "400"),
         ("GET / HTTP/9.9\r\n\r\n".to_owned(), "400"),
-        (format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(1 << 17)), "414"),
+        (format!("GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "a".repeat(1 << 17)), "414"),
         (format!("GET / HTTP/1.1\r\n{many_headers}\r\n"), "431"),
         (format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "a".repeat(1 << 20)), "431"),
     ] {
