@@ -209,7 +209,7 @@ impl Speed {
         let mut gated = self.device.buffer(rows, shape.value_columns())?;
         let conv = self.values(shape.conv_channels() * shape.conv_width, 0.5);
         let weights = GdnWeights {
-            conv: self.device.vector(&conv)?,
+            conv: self.device.conv_taps(&conv, shape.conv_width)?,
             decay_rate: self.device.vector(&vec![-0.1; shape.value_heads])?,
             dt_bias: self.device.vector(&vec![0.5; shape.value_heads])?,
             norm: self.device.vector(&vec![1.0; shape.value_dim])?,

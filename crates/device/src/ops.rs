@@ -1,6 +1,7 @@
 use crate::sample::ScoreRow;
 use crate::{
-    AttentionShape, Batch, CacheSpec, DeviceError, GdnShape, GdnState, KvPage, MatrixData, SampleRow, Sampled,
+    AttentionShape, Batch, CacheSpec, DeviceError, GdnShape, GdnState, Geometry, KvPage, MatrixData,
+    SampleRow, Sampled,
 };
 
 /// Facts about a device that do not change after start.
@@ -16,7 +17,7 @@ pub struct DeviceFacts {
 
 /// The small weights of a GDN layer, on the device.
 pub struct GdnWeights<D: Device + ?Sized> {
-    /// `[conv_channels, conv_width]`: depthwise taps, the last one multiplies the newest sample.
+    /// Of [`Device::conv_taps`]: depthwise taps, the last one multiplies the newest sample.
     pub conv: D::Vector,
     /// `[value_heads]`: `−exp(A_log)`, so that log-decay = `decay_rate · softplus(a + dt_bias)`.
     pub decay_rate: D::Vector,
@@ -57,10 +58,25 @@ pub trait Device: Send + 'static {
     fn matrix_bytes(&self, format: crate::WeightFormat, rows: usize, cols: usize) -> u64;
     /// Places a vector.
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
+    /// Places the taps of a depthwise convolution, `[conv_channels, taps]`, in the order the device likes; as many
+    /// bytes as the values.
+    fn conv_taps(&mut self, values: &[f32], taps: usize) -> Result<Self::Vector, DeviceError>;
     /// Makes an activation buffer; contents are unspecified.
     fn buffer(&mut self, rows: usize, cols: usize) -> Result<Self::Buffer, DeviceError>;
     /// Makes the caches: pages unspecified, slots cleared.
     fn cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError>;
+
+    /// Bytes of work memory that [`Device::reserve`] will take, exactly. Must not shrink when either number of rows
+    /// grows.
+    fn scratch_bytes(&self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64;
+    /// Makes the device's own work memory for steps of at most `max_rows` rows with logits of at most
+    /// `max_logit_rows`: such steps then allocate no tensor.
+    fn reserve(
+        &mut self,
+        geometry: &Geometry,
+        max_rows: usize,
+        max_logit_rows: usize,
+    ) -> Result<(), DeviceError>;
 
     // ---- a step ----
 

@@ -14,7 +14,7 @@ use qwill_cpu::CpuDevice;
 use qwill_device::sample::ScoreRow;
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GdnShape, GdnState,
-    GdnWeights, KvPage, MatrixData, SampleRow, Sampled, WeightFormat,
+    GdnWeights, Geometry, KvPage, MatrixData, SampleRow, Sampled, WeightFormat,
 };
 use qwill_engine::EngineError;
 
@@ -94,6 +94,9 @@ impl Device for Faulty {
     fn matrix_bytes(&self, format: WeightFormat, rows: usize, cols: usize) -> u64 {
         self.device.matrix_bytes(format, rows, cols)
     }
+    fn scratch_bytes(&self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
+        self.device.scratch_bytes(geometry, max_rows, max_logit_rows)
+    }
     fn gdn_prepare(
         &mut self,
         batch: &Batch,
@@ -116,6 +119,8 @@ impl Device for Faulty {
     behind_the_fuse! {
         fn matrix(data: &MatrixData<'_>) -> Matrix;
         fn vector(values: &[f32]) -> Vector;
+        fn conv_taps(values: &[f32], taps: usize) -> Vector;
+        fn reserve(geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> ();
         fn buffer(rows: usize, cols: usize) -> Buffer;
         fn cache(spec: &CacheSpec) -> Cache;
         fn begin_step(batch: &Batch) -> ();

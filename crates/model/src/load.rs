@@ -77,6 +77,7 @@ impl<D: Device> Model<D> {
         };
         let weights = loader.weights()?;
         let mut device = loader.device;
+        device.reserve(&geometry, options.max_rows, options.max_logit_rows)?;
         let cache = device.cache(&cache_spec(&geometry, options))?;
         let work = Workspace::new(&mut device, &geometry, options.max_rows, options.max_logit_rows)?;
         Ok(Self { device, geometry, weights, cache, work })
@@ -143,8 +144,9 @@ impl<D: Device> Loader<'_, D> {
             .map(|log| -log.exp())
             .collect();
         let conv_elements = shape.conv_channels() * shape.conv_width;
+        let conv = self.checkpoint.vector(&name("linear_attn.conv1d.weight"), conv_elements)?;
         let small = GdnWeights {
-            conv: self.vector(&name("linear_attn.conv1d.weight"), conv_elements)?,
+            conv: self.device.conv_taps(&conv, shape.conv_width)?,
             decay_rate: self.device.vector(&decay_rate)?,
             dt_bias: self.vector(&name("linear_attn.dt_bias"), shape.value_heads)?,
             norm: self.vector(&name("linear_attn.norm.weight"), shape.value_dim)?,

@@ -7,7 +7,7 @@ use qwill_contract::EngineHandle;
 use qwill_cpu::CpuDevice;
 use qwill_cpu::fast::{CpuOptions, Isa};
 use qwill_device::plan::{MemoryPlan, PlanInput, PlanOptions, PlanWeight};
-use qwill_device::{Activations, Device, KvType, WeightFormat};
+use qwill_device::{Activations, Device, Geometry, KvType, WeightFormat};
 use qwill_engine::{EngineOptions, EngineThread};
 use qwill_model::{Model, ModelError, ModelOptions, PlanGroup};
 use qwill_weights::{Checkpoint, Quantize};
@@ -42,17 +42,26 @@ impl Planned {
     }
 }
 
-/// Plans a checkpoint within a budget, for a device that stores matrices as `matrix_bytes` says.
+/// Sizes that the plan asks of a device.
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceSizes<'a> {
+    /// See [`Device::matrix_bytes`].
+    pub(crate) matrix: &'a dyn Fn(WeightFormat, usize, usize) -> u64,
+    /// See [`Device::scratch_bytes`]; `None` without a device to ask.
+    pub(crate) scratch: Option<&'a dyn Fn(&Geometry, usize, usize) -> u64>,
+}
+
+/// Plans a checkpoint within a budget.
 pub(crate) fn plan(
     checkpoint: &Checkpoint,
     quantize: Quantize,
     numerics: &NumericsArgs,
     memory: &MemoryArgs,
     budget_bytes: u64,
-    matrix_bytes: &dyn Fn(WeightFormat, usize, usize) -> u64,
+    sizes: DeviceSizes<'_>,
 ) -> Result<Planned> {
     let geometry = &checkpoint.config().geometry;
-    let groups = qwill_model::plan_weights(checkpoint, quantize, matrix_bytes);
+    let groups = qwill_model::plan_weights(checkpoint, quantize, sizes.matrix);
     let weights: Vec<PlanWeight> = groups
         .iter()
         .map(|group| PlanWeight {
@@ -61,8 +70,11 @@ pub(crate) fn plan(
             bytes: group.bytes,
         })
         .collect();
-    let workspace =
-        |rows: usize, logit_rows: usize| qwill_model::workspace_bytes(geometry, rows, logit_rows).to_vec();
+    let workspace = |rows: usize, logit_rows: usize| {
+        let mut buffers = qwill_model::workspace_bytes(geometry, rows, logit_rows).to_vec();
+        buffers.extend(sizes.scratch.map(|scratch| ("scratch", scratch(geometry, rows, logit_rows))));
+        buffers
+    };
     let options = PlanOptions {
         max_sequences: memory.max_sequences,
         max_context_tokens: memory.max_context,
@@ -82,9 +94,11 @@ pub(crate) fn plan_for_this_machine(
     numerics: &NumericsArgs,
     memory: &MemoryArgs,
 ) -> Result<Planned> {
-    // One thread is enough to be asked for sizes.
-    let device = CpuDevice::new(CpuOptions { threads: 1, activations: Activations::F32, isa: None })?;
+    let device = CpuDevice::new(device_options(checkpoint, quantize, numerics))?;
     let matrix_bytes = |format, rows, cols| device.matrix_bytes(format, rows, cols);
+    let scratch_bytes =
+        |geometry: &Geometry, rows, logit_rows| device.scratch_bytes(geometry, rows, logit_rows);
+    let sizes = DeviceSizes { matrix: &matrix_bytes, scratch: Some(&scratch_bytes) };
     let budget_bytes = memory.memory.map_or_else(
         || {
             let free = device.facts().memory_bytes as f64 * SHARE_OF_FREE_MEMORY;
@@ -93,7 +107,7 @@ pub(crate) fn plan_for_this_machine(
         },
         |budget| budget.0,
     );
-    plan(checkpoint, quantize, numerics, memory, budget_bytes, &matrix_bytes)
+    plan(checkpoint, quantize, numerics, memory, budget_bytes, sizes)
 }
 
 /// Everything decided, nothing loaded.
@@ -123,13 +137,7 @@ impl Launch {
         let origin = ModelSource::of(model, random)?;
         let source = Source::open(origin, quantize, model.chat_template.as_deref())?;
         let planned = plan_for_this_machine(&source.checkpoint, quantize, numerics, memory)?;
-        let activations = match numerics.activations {
-            Some(choice) => choice.into(),
-            None if is_quantised(&source.checkpoint, quantize) => Activations::Int8,
-            None => Activations::F32,
-        };
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let device = CpuOptions { threads: numerics.threads.unwrap_or_else(cores), activations, isa: None };
+        let device = device_options(&source.checkpoint, quantize, numerics);
         Ok(Self { source, planned, device, quantize, started })
     }
 
@@ -202,6 +210,17 @@ impl Launch {
         engine.wait_ready()?;
         Ok((handle, engine))
     }
+}
+
+/// The device that a checkpoint asks for where the flags leave it open.
+fn device_options(checkpoint: &Checkpoint, quantize: Quantize, numerics: &NumericsArgs) -> CpuOptions {
+    let activations = match numerics.activations {
+        Some(choice) => choice.into(),
+        None if is_quantised(checkpoint, quantize) => Activations::Int8,
+        None => Activations::F32,
+    };
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    CpuOptions::new(numerics.threads.unwrap_or_else(cores), activations)
 }
 
 fn body_format(checkpoint: &Checkpoint, quantize: Quantize) -> WeightFormat {

@@ -5,9 +5,9 @@ use qwill_device::{Activations, AttentionShape, Batch, Span};
 
 use super::blocks::{Block, Blocks, steps};
 use super::elementwise::{inverse_rms, round_row};
-use super::linear::Scratch;
 use super::pool::Pool;
 use super::rows_per_piece;
+use super::scratch::{Workers, grow};
 use super::simd::{self, From, Level, MAX_LANES, Simd, exp, gemm, gemm_transposed, sigmoid};
 use crate::storage::{KvElements, KvLayer};
 use crate::{Buffer, Cache};
@@ -32,9 +32,7 @@ pub(super) fn prepare(
     query: &mut Buffer,
 ) {
     let (rows, kv_columns) = (batch.rows(), shape.kv_columns());
-    if keys.len() < rows * kv_columns {
-        keys.resize(rows * kv_columns, 0.0);
-    }
+    grow(keys, rows * kv_columns);
     let frequencies = frequencies(shape);
     let positions: Vec<usize> =
         batch.spans.iter().flat_map(|span| span.position..span.position + span.rows).collect();
@@ -153,7 +151,7 @@ const ROWS: usize = 8;
 
 /// See `Device::attention`.
 pub(super) fn attention(
-    (level, pool, scratch): (Level, &mut Pool, &Scratch),
+    (level, pool, workers): (Level, &mut Pool, &Workers),
     activations: Activations,
     batch: &Batch,
     kv_layer: usize,
@@ -180,10 +178,16 @@ pub(super) fn attention(
         let rows = row_bounds[piece + 1] - first_row;
         let heads = Heads { batch, span, layer: &cache.kv[kv_layer], cache, shape, kv_head, first_row, rows };
         let mut block = blocks.take(piece, kv_head);
-        scratch.with(worker, heads.memory(), |memory| {
+        workers.with(worker, memory(shape), |memory| {
             simd::attend(level, activations, &heads, query, projected, memory, &mut block);
         });
     });
+}
+
+/// Elements of work memory of [`attend_body`].
+pub(super) fn memory(shape: &AttentionShape) -> usize {
+    let (dim, queries) = (shape.head_dim, ROWS * shape.query_heads / shape.kv_heads);
+    queries * (2 * dim + PAGE_TOKENS + 2) + WIDENED_TOKENS * dim
 }
 
 /// Some rows of a span and one kv head with the query heads that read it.
@@ -210,11 +214,6 @@ impl Heads<'_> {
     /// Absolute position of the first row.
     fn position(&self) -> usize {
         self.span.position + self.first_row - self.span.first_row
-    }
-    /// Elements of work memory.
-    fn memory(&self) -> usize {
-        let dim = self.shape.head_dim;
-        self.queries() * (2 * dim + PAGE_TOKENS + 2) + WIDENED_TOKENS * dim
     }
 }
 

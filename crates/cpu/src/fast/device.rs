@@ -2,7 +2,7 @@
 
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GdnShape, GdnState,
-    GdnWeights, KvPage, MatrixData, SampleRow, Sampled, ScoreRow, WeightFormat,
+    GdnWeights, Geometry, KvPage, MatrixData, SampleRow, Sampled, ScoreRow, WeightFormat,
 };
 
 use super::attention::HeadNorms;
@@ -11,6 +11,7 @@ use super::check::Check;
 use super::elementwise::round_row;
 use super::linear::{Input, Store, multiply};
 use super::pack::packed_bytes;
+use super::scratch::Sizes;
 use super::{CpuDevice, Matrix, Vector, attention, gdn_prepare, gdn_scan, rows_per_piece, sample, simd};
 use crate::{Buffer, Cache};
 
@@ -50,11 +51,11 @@ impl CpuDevice {
         let integer =
             self.options.activations == Activations::Int8 && parts.iter().any(|part| part.is_quantised());
         if integer {
-            self.quantised.quantise((self.level, &mut self.pool), values, stride, cols, rows);
+            self.scratch.quantised.quantise((self.level, &mut self.pool), values, stride, cols, rows);
         }
-        let quantised = integer.then_some(&self.quantised);
+        let quantised = integer.then_some(&self.scratch.quantised);
         let input = Input { values, stride, rows, quantised };
-        multiply((self.level, &mut self.pool, &self.scratch), input, parts, store, out);
+        multiply((self.level, &mut self.pool, &self.scratch.workers), input, parts, store, out);
     }
 }
 
@@ -86,12 +87,33 @@ impl Device for CpuDevice {
         Ok(Vector::new(values))
     }
 
+    fn conv_taps(&mut self, values: &[f32], taps: usize) -> Result<Vector, DeviceError> {
+        Check("conv_taps").that(taps > 0 && values.len().is_multiple_of(taps), || {
+            format!("{} values for channels of {taps} taps", values.len())
+        })?;
+        Ok(Vector::of_taps(values, taps))
+    }
+
     fn buffer(&mut self, rows: usize, cols: usize) -> Result<Buffer, DeviceError> {
         Ok(Buffer::new(rows, cols))
     }
 
     fn cache(&mut self, spec: &CacheSpec) -> Result<Cache, DeviceError> {
         Ok(Cache::new(spec))
+    }
+
+    fn scratch_bytes(&self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
+        Sizes::new(self.options, geometry, max_rows, max_logit_rows).bytes()
+    }
+
+    fn reserve(
+        &mut self,
+        geometry: &Geometry,
+        max_rows: usize,
+        max_logit_rows: usize,
+    ) -> Result<(), DeviceError> {
+        self.scratch.reserve(&Sizes::new(self.options, geometry, max_rows, max_logit_rows));
+        Ok(())
     }
 
     fn begin_step(&mut self, batch: &Batch) -> Result<(), DeviceError> {
@@ -146,13 +168,10 @@ impl Device for CpuDevice {
                 format!("a part of {} inputs after a norm of {width}", part.cols)
             })?;
         }
-        let mut normed = std::mem::take(&mut self.normed);
-        if normed.cols != width || normed.capacity_rows() < rows {
-            normed = Buffer::new(rows, width);
-        }
+        let mut normed = self.scratch.take_inputs(rows, width);
         let done = self.rms_norm(rows, x, norm, eps, &mut normed);
         self.multiply((&normed.data, width, rows), parts, Store::Set(self.options.activations), out);
-        self.normed = normed;
+        self.scratch.inputs = normed;
         done
     }
 
@@ -223,7 +242,17 @@ impl Device for CpuDevice {
         check.vector("k_norm", &k_norm.values, shape.head_dim)?;
         let norms = HeadNorms { query: &q_norm.values, key: &k_norm.values };
         let how = (self.level, &mut self.pool, self.options.activations);
-        attention::prepare(how, batch, kv_layer, shape, projected, norms, &mut self.keys, cache, query);
+        attention::prepare(
+            how,
+            batch,
+            kv_layer,
+            shape,
+            projected,
+            norms,
+            &mut self.scratch.keys,
+            cache,
+            query,
+        );
         Ok(())
     }
 
@@ -242,7 +271,7 @@ impl Device for CpuDevice {
         check.buffer("query", query, batch.rows(), shape.query_columns())?;
         check.buffer("projected", projected, batch.rows(), shape.projected())?;
         check.buffer("out", out, batch.rows(), shape.query_columns())?;
-        let how = (self.level, &mut self.pool, &self.scratch);
+        let how = (self.level, &mut self.pool, &self.scratch.workers);
         attention::attention(
             how,
             self.options.activations,
@@ -274,8 +303,11 @@ impl Device for CpuDevice {
         check.vector("conv", &weights.conv.values, shape.conv_channels() * shape.conv_width)?;
         check.vector("decay_rate", &weights.decay_rate.values, shape.value_heads)?;
         check.vector("dt_bias", &weights.dt_bias.values, shape.value_heads)?;
+        check.that(weights.conv.taps == shape.conv_width, || {
+            format!("conv holds {} taps a channel, needs {}", weights.conv.taps, shape.conv_width)
+        })?;
         let weights = gdn_prepare::Weights {
-            taps: weights.conv.transposed(shape.conv_width),
+            taps: &weights.conv.values,
             decay_rate: &weights.decay_rate.values,
             dt_bias: &weights.dt_bias.values,
         };
@@ -297,7 +329,7 @@ impl Device for CpuDevice {
         check.gdn(batch, gdn_layer, shape, cache)?;
         check.buffer("mixed", mixed, batch.rows(), shape.mixed())?;
         check.buffer("out", out, batch.rows(), shape.value_columns())?;
-        let how = (self.level, &mut self.pool, &self.scratch);
+        let how = (self.level, &mut self.pool, &self.scratch.workers);
         let state = &mut cache.states[gdn_layer];
         gdn_scan::scan(how, self.options.activations, batch, shape, mixed, state, out);
         Ok(())
@@ -344,7 +376,7 @@ impl Device for CpuDevice {
         check.buffer("hidden", hidden, batch.rows(), hidden_norm.len())?;
         check.buffer("out", out, batch.rows(), table.cols + hidden_norm.len())?;
         let (level, activations) = (self.level, self.options.activations);
-        let mut embedded = Buffer::new(batch.rows(), table.cols);
+        let mut embedded = self.scratch.take_inputs(batch.rows(), table.cols);
         self.each_row(batch.rows(), 4 * table.cols, &mut embedded, |_, row, out| {
             table.widen_row(batch.tokens[row] as usize, out);
         });
@@ -353,6 +385,7 @@ impl Device for CpuDevice {
             simd::rms_norm_row(level, activations, embedded.row(row), embed_norm, eps, left);
             simd::rms_norm_row(level, activations, hidden.row(row), hidden_norm, eps, right);
         });
+        self.scratch.inputs = embedded;
         Ok(())
     }
 
@@ -367,20 +400,23 @@ impl Device for CpuDevice {
         check.gathered("hidden", rows.iter().copied(), hidden)?;
         check.buffer("hidden", hidden, 0, matrix.cols)?;
         check.buffer("logits", logits, rows.len(), matrix.rows)?;
-        let gathered: Vec<f32> =
-            rows.iter().flat_map(|row| &hidden.row(*row)[..matrix.cols]).copied().collect();
-        self.multiply((&gathered, matrix.cols, rows.len()), &[matrix], Store::Exact, logits);
+        let mut gathered = self.scratch.take_inputs(rows.len(), matrix.cols);
+        for (target, row) in rows.iter().enumerate() {
+            gathered.row_mut(target).copy_from_slice(&hidden.row(*row)[..matrix.cols]);
+        }
+        self.multiply((&gathered.data, matrix.cols, rows.len()), &[matrix], Store::Exact, logits);
+        self.scratch.inputs = gathered;
         Ok(())
     }
 
     fn sample(&mut self, logits: &Buffer, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, DeviceError> {
         Check("sample").gathered("logits", rows.iter().map(|row| row.logits_row), logits)?;
-        Ok(sample::sample((self.level, &mut self.pool, &self.scratch), logits, rows))
+        Ok(sample::sample((self.level, &mut self.pool, &self.scratch.workers), logits, rows))
     }
 
     fn score(&mut self, logits: &Buffer, rows: &[ScoreRow]) -> Result<Vec<Sampled>, DeviceError> {
         Check("score").gathered("logits", rows.iter().map(|row| row.logits_row), logits)?;
-        Ok(sample::score((self.level, &mut self.pool), logits, rows))
+        Ok(sample::score((self.level, &mut self.pool, &self.scratch.workers), logits, rows))
     }
 
     fn clear_slot(&mut self, cache: &mut Cache, slot: usize) -> Result<(), DeviceError> {

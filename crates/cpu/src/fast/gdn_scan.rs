@@ -10,8 +10,8 @@ pub(super) use chunk::chunk_body;
 
 use super::blocks::{Block, Blocks};
 use super::elementwise::round_row;
-use super::linear::Scratch;
 use super::pool::Pool;
+use super::scratch::Workers;
 use super::simd::{self, From, Level, MAX_LANES, Simd, exp, gemm, gemm_transposed};
 use crate::Buffer;
 use crate::storage::StateLayer;
@@ -53,7 +53,7 @@ impl KeyHead<'_> {
 
 /// See `Device::gdn_scan`. No two spans share a slot.
 pub(super) fn scan(
-    (level, pool, scratch): (Level, &mut Pool, &Scratch),
+    (level, pool, workers): (Level, &mut Pool, &Workers),
     activations: Activations,
     batch: &Batch,
     shape: &GdnShape,
@@ -83,7 +83,7 @@ pub(super) fn scan(
         let (mut base, mut out) = (bases.take(span.slot * key_heads + head, 0), outs.take(index, head));
         let base = base.all_mut();
         match batch.phase {
-            Phase::Prefill => scratch.with(worker, chunk::memory(shape), |memory| {
+            Phase::Prefill => workers.with(worker, chunk::memory(shape), |memory| {
                 for chunk in batch.chunks.iter().filter(|chunk| chunk.span == index) {
                     let rows = chunk.first_row..chunk.first_row + chunk.rows;
                     let first_out = chunk.first_row - span.first_row;
@@ -100,7 +100,7 @@ pub(super) fn scan(
                     );
                 }
             }),
-            Phase::Rows => scratch.with(worker, rows_memory(shape), |memory| {
+            Phase::Rows => workers.with(worker, rows_memory(shape), |memory| {
                 let ring = |part: usize| rings.take(span.slot, part * key_heads + head);
                 let mut ring = Ring { keys: ring(0), corrected: ring(1), log_decays: ring(2) };
                 simd::gdn_rows(level, activations, key_head, mixed, span, base, &mut ring, memory, &mut out);
@@ -117,6 +117,11 @@ pub(super) struct Ring<'a> {
     corrected: Block<'a>,
     /// `[RING_TOKENS, value heads]`.
     log_decays: Block<'a>,
+}
+
+/// Elements of work memory of either phase.
+pub(super) fn memory(shape: &GdnShape) -> usize {
+    rows_memory(shape).max(chunk::memory(shape))
 }
 
 /// Elements of work memory of [`rows_body`].

@@ -4,7 +4,6 @@
 //! rows, tiles and threads are beside it.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 use qwill_device::{Activations, GROUP};
 
@@ -13,6 +12,7 @@ use super::elementwise::round_row;
 use super::pack::{self, Elements, Matrix, TILE};
 use super::pool::Pool;
 use super::quantize::QuantisedRows;
+use super::scratch::Workers;
 use super::simd::{self, From, IntTile, Level, Simd, gemm, int4_tile, int8_tile};
 use crate::Buffer;
 
@@ -43,27 +43,6 @@ pub(super) struct Input<'a> {
     pub(super) quantised: Option<&'a QuantisedRows>,
 }
 
-/// Work memory of each thread, grown to what ops need and kept.
-#[derive(Debug)]
-pub(super) struct Scratch(Vec<Mutex<Vec<f32>>>);
-
-impl Scratch {
-    /// For a pool of `threads`.
-    pub(super) fn new(threads: usize) -> Self {
-        Self((0..threads).map(|_| Mutex::new(Vec::new())).collect())
-    }
-
-    /// Calls `use_it` with `len` elements of unspecified contents that belong to `worker`.
-    pub(super) fn with<R>(&self, worker: usize, len: usize, use_it: impl FnOnce(&mut [f32]) -> R) -> R {
-        // Contents never matter, so neither does a panic that left them half written.
-        let mut values = self.0[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if values.len() < len {
-            values.resize(len, 0.0);
-        }
-        use_it(&mut values[..len])
-    }
-}
-
 /// Tiles of one part that one thread does at once.
 struct Piece<'a> {
     matrix: &'a Matrix,
@@ -72,7 +51,7 @@ struct Piece<'a> {
 
 /// `out[row] = parts[0]·x[row] | parts[1]·x[row] | …`, stored as `store` says. Shapes have been checked.
 pub(super) fn multiply(
-    (level, pool, scratch): (Level, &mut Pool, &Scratch),
+    (level, pool, workers): (Level, &mut Pool, &Workers),
     input: Input<'_>,
     parts: &[&Matrix],
     store: Store,
@@ -85,7 +64,7 @@ pub(super) fn multiply(
         let mut block = blocks.take(0, index);
         match (input.quantised, piece.matrix.is_quantised()) {
             (Some(quantised), true) => integer_piece(level, piece, quantised, store, &mut block),
-            _ => float_piece(level, piece, input, (scratch, worker), store, &mut block),
+            _ => float_piece(level, piece, input, (workers, worker), store, &mut block),
         }
     });
 }
@@ -179,16 +158,20 @@ fn finish(sums: &[f32], out: &mut [f32], store: Store) {
 /// Most rows that [`float_piece`] does at once: their sums stay in the first-level cache.
 const FLOAT_ROWS: usize = 120;
 
+/// Elements of work memory of a product of `rows` rows.
+pub(super) fn memory(rows: usize) -> usize {
+    (GROUP + rows.min(FLOAT_ROWS)) * TILE
+}
+
 fn float_piece(
     level: Level,
     piece: &Piece<'_>,
     input: Input<'_>,
-    (scratch, worker): (&Scratch, usize),
+    (workers, worker): (&Workers, usize),
     store: Store,
     out: &mut Block<'_>,
 ) {
-    let rows = input.rows.min(FLOAT_ROWS);
-    scratch.with(worker, (GROUP + rows) * TILE, |memory| {
+    workers.with(worker, memory(input.rows), |memory| {
         let (widened, sums) = memory.split_at_mut(GROUP * TILE);
         for first in (0..input.rows).step_by(FLOAT_ROWS) {
             let rows = FLOAT_ROWS.min(input.rows - first);

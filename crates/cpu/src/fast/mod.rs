@@ -19,19 +19,16 @@ mod pack;
 mod pool;
 mod quantize;
 mod sample;
+mod scratch;
 mod simd;
-
-use std::sync::OnceLock;
 
 use qwill_device::{Activations, DeviceError};
 
 pub use isa::Isa;
 pub use pack::Matrix;
 
-use crate::Buffer;
-use linear::Scratch;
 use pool::Pool;
-use quantize::QuantisedRows;
+use scratch::Scratch;
 use simd::Level;
 
 /// How to build a [`CpuDevice`].
@@ -61,12 +58,6 @@ pub struct CpuDevice {
     pool: Pool,
     scratch: Scratch,
     memory_bytes: u64,
-    /// Inputs of products after their norm.
-    normed: Buffer,
-    /// Inputs of products as int8 codes.
-    quantised: QuantisedRows,
-    /// Roped keys on their way into the pages.
-    keys: Vec<f32>,
 }
 
 impl CpuDevice {
@@ -91,9 +82,6 @@ impl CpuDevice {
             pool,
             scratch: Scratch::new(options.threads),
             memory_bytes: available_memory_bytes(),
-            normed: Buffer::default(),
-            quantised: QuantisedRows::default(),
-            keys: Vec::new(),
         })
     }
 
@@ -107,20 +95,20 @@ impl CpuDevice {
 #[derive(Debug, Clone)]
 pub struct Vector {
     values: Vec<f32>,
-    /// The values as a matrix of rows of a few, transposed; made on first use.
-    transposed: OnceLock<Vec<f32>>,
+    /// For taps, which are stored `[taps, channels]`: how many there are of each channel. Otherwise 1.
+    taps: usize,
 }
 
 impl Vector {
     fn new(values: &[f32]) -> Self {
-        Self { values: values.to_vec(), transposed: OnceLock::new() }
+        Self { values: values.to_vec(), taps: 1 }
     }
 
-    /// `[width, n]` of values that are `[n, width]`. A vector is used with one width only.
-    fn transposed(&self, width: usize) -> &[f32] {
-        self.transposed.get_or_init(|| {
-            (0..width).flat_map(|column| self.values.iter().skip(column).step_by(width)).copied().collect()
-        })
+    /// Transposes `[channels, taps]`.
+    fn of_taps(values: &[f32], taps: usize) -> Self {
+        let mut transposed = Vec::with_capacity(values.len());
+        transposed.extend((0..taps).flat_map(|tap| values.iter().skip(tap).step_by(taps)));
+        Self { values: transposed, taps }
     }
 }
 

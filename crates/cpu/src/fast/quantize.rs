@@ -4,6 +4,7 @@ use qwill_device::GROUP;
 
 use super::blocks::{Blocks, steps};
 use super::pool::Pool;
+use super::scratch::grow;
 use super::simd::{self, IntRows, Level, MAX_LANES, Simd};
 
 /// Rows of int8 activations: per row and [`GROUP`] inputs a scale `max|x| / 127`, codes `x / scale` rounded half to
@@ -17,6 +18,16 @@ pub(super) struct QuantisedRows {
 }
 
 impl QuantisedRows {
+    /// Bytes of a group.
+    pub(super) const GROUP_BYTES: usize = GROUP * size_of::<i8>() + size_of::<f32>() + size_of::<i32>();
+
+    /// Makes room for groups of all rows together.
+    pub(super) fn reserve(&mut self, groups: usize) {
+        grow(&mut self.codes, groups * GROUP);
+        grow(&mut self.scales, groups);
+        grow(&mut self.sums, groups);
+    }
+
     /// Quantises the first `cols` of `rows` rows that are `stride` apart.
     pub(super) fn quantise(
         &mut self,
@@ -28,10 +39,7 @@ impl QuantisedRows {
     ) {
         let groups = cols.div_ceil(GROUP);
         self.groups = groups;
-        // Growing only: a step's largest batch comes early.
-        grow(&mut self.codes, rows * groups * GROUP);
-        grow(&mut self.scales, rows * groups);
-        grow(&mut self.sums, rows * groups);
+        self.reserve(rows * groups);
         let per_piece = super::rows_per_piece(rows, cols, pool.threads());
         let bounds = steps(rows, per_piece);
         let codes = Blocks::new(&mut self.codes, groups * GROUP, bounds.clone(), vec![0, groups * GROUP]);
@@ -55,12 +63,6 @@ impl QuantisedRows {
             sums: &self.sums[first * self.groups..],
             groups: self.groups,
         }
-    }
-}
-
-fn grow<T: Default + Clone>(values: &mut Vec<T>, len: usize) {
-    if values.len() < len {
-        values.resize(len, T::default());
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use qwill_device::sample::gumbel;
 use qwill_device::{SampleRow, Sampled, ScoreRow};
 
-use super::linear::Scratch;
 use super::pool::Pool;
+use super::scratch::Workers;
 use super::simd::{self, Level, MAX_LANES, Simd, exp};
 use crate::Buffer;
 
@@ -24,13 +24,27 @@ pub(super) struct Candidate {
 }
 
 /// Likelier first: descending by scaled logit, then ascending by id; 0 and −0 are equal, NaN does not occur.
-fn likelier_first(a: &Candidate, b: &Candidate) -> Ordering {
-    b.scaled.partial_cmp(&a.scaled).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
+impl Ord for Candidate {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_logit = other.scaled.partial_cmp(&self.scaled).unwrap_or(Ordering::Equal);
+        by_logit.then(self.token.cmp(&other.token))
+    }
 }
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+impl Eq for Candidate {}
 
 /// Draws one token for every row.
 pub(super) fn sample(
-    (level, pool, scratch): (Level, &mut Pool, &Scratch),
+    (level, pool, workers): (Level, &mut Pool, &Workers),
     logits: &Buffer,
     rows: &[SampleRow<'_>],
 ) -> Vec<Sampled> {
@@ -39,18 +53,22 @@ pub(super) fn sample(
     {
         // One sequence alone: all threads look for its token.
         let logits = below_limit(logits.row(row.logits_row), row.vocab_limit);
-        let token = scratch.with(0, logits.len(), |memory| draw(level, logits, row, memory, Some(pool)));
+        let token = workers.with_candidates(0, logits.len(), |memory, candidates| {
+            draw(level, logits, row, (memory, candidates), Some(pool))
+        });
         return vec![Sampled { token, logprob: f32::NAN, top: Vec::new() }];
     }
     let drawn: Vec<OnceLock<Sampled>> = rows.iter().map(|_| OnceLock::new()).collect();
     pool.run(rows.len(), &|worker, index| {
         let row = &rows[index];
         let logits = below_limit(logits.row(row.logits_row), row.vocab_limit);
-        let token = scratch.with(worker, logits.len(), |memory| draw(level, logits, row, memory, None));
-        let sampled = match row.top_logprobs {
-            Some(top) => report(level, logits, token, top),
-            None => Sampled { token, logprob: f32::NAN, top: Vec::new() },
-        };
+        let sampled = workers.with_candidates(worker, logits.len(), |memory, candidates| {
+            let token = draw(level, logits, row, (memory, candidates), None);
+            match row.top_logprobs {
+                Some(top) => report(level, logits, token, top, candidates),
+                None => Sampled { token, logprob: f32::NAN, top: Vec::new() },
+            }
+        });
         // Every piece runs once.
         let _ = drawn[index].set(sampled);
     });
@@ -58,13 +76,20 @@ pub(super) fn sample(
 }
 
 /// Log-probabilities of given tokens.
-pub(super) fn score((level, pool): (Level, &mut Pool), logits: &Buffer, rows: &[ScoreRow]) -> Vec<Sampled> {
+pub(super) fn score(
+    (level, pool, workers): (Level, &mut Pool, &Workers),
+    logits: &Buffer,
+    rows: &[ScoreRow],
+) -> Vec<Sampled> {
     let scored: Vec<OnceLock<Sampled>> = rows.iter().map(|_| OnceLock::new()).collect();
-    pool.run(rows.len(), &|_, index| {
+    pool.run(rows.len(), &|worker, index| {
         let row = &rows[index];
         let logits = below_limit(logits.row(row.logits_row), row.vocab_limit);
+        let sampled = workers.with_candidates(worker, 0, |_, candidates| {
+            report(level, logits, row.token, row.top_logprobs, candidates)
+        });
         // Every piece runs once.
-        let _ = scored[index].set(report(level, logits, row.token, row.top_logprobs));
+        let _ = scored[index].set(sampled);
     });
     scored.into_iter().filter_map(OnceLock::into_inner).collect()
 }
@@ -81,7 +106,7 @@ fn draw(
     level: Level,
     logits: &[f32],
     row: &SampleRow<'_>,
-    memory: &mut [f32],
+    (memory, candidates): (&mut [f32], &mut Vec<Candidate>),
     pool: Option<&mut Pool>,
 ) -> u32 {
     let changed = !(row.seen.is_empty() && row.bias.is_empty() && row.banned.is_empty());
@@ -98,11 +123,11 @@ fn draw(
     if row.top_k == 0 && row.top_p >= 1.0 && row.min_p <= 0.0 {
         return noisiest(level, adjusted, best, row, pool);
     }
-    let mut kept = keep_likely(level, adjusted, best, row);
-    for candidate in &mut kept {
+    keep_likely(level, adjusted, best, row, candidates);
+    for candidate in candidates.iter_mut() {
         candidate.scaled += gumbel(row.seed, row.position, candidate.token);
     }
-    kept.iter().copied().min_by(likelier_first).map_or(best.token, |drawn| drawn.token)
+    candidates.iter().min().map_or(best.token, |drawn| drawn.token)
 }
 
 /// The argmax of scaled logits plus noise over the whole vocabulary, a part of it at a time.
@@ -127,7 +152,7 @@ fn noisiest(
         None => (0..parts.len()).for_each(|part| look(0, part)),
     }
     let winners = parts.iter().filter_map(OnceLock::get).copied();
-    winners.min_by(likelier_first).map_or(best.token, |winner| winner.token)
+    winners.min().map_or(best.token, |winner| winner.token)
 }
 
 /// Logits after penalties and bias, banned ids at −∞.
@@ -171,54 +196,57 @@ fn fallback(level: Level, logits: &[f32], banned: &[u32]) -> u32 {
     let allowed = (0..).zip(logits).filter(|(token, _)| !banned.contains(token));
     let candidates =
         allowed.map(|(token, logit)| Candidate { token, logit: *logit, scaled: not_nan(*logit) });
-    let best = candidates.min_by(likelier_first).or_else(|| most_likely(level, logits));
+    let best = candidates.min().or_else(|| most_likely(level, logits));
     best.map_or(0, |candidate| candidate.token)
 }
 
-/// The candidates that min-p, top-k and top-p leave; at least the most likely one.
-fn keep_likely(level: Level, logits: &[f32], best: Candidate, row: &SampleRow<'_>) -> Vec<Candidate> {
+/// Lists the candidates that min-p, top-k and top-p leave; at least the most likely one.
+fn keep_likely(
+    level: Level,
+    logits: &[f32],
+    best: Candidate,
+    row: &SampleRow<'_>,
+    kept: &mut Vec<Candidate>,
+) {
     let relative = |candidate: &Candidate| f64::from(candidate.scaled - best.scaled).exp();
     let (cuts_k, cuts_least) = (row.top_k > 0 && row.top_k < logits.len(), row.min_p > 0.0);
     if !cuts_k && !cuts_least {
-        return keep_mass(level, logits, best, row);
+        return keep_mass(level, logits, best, row, kept);
     }
     // Both cuts keep the likeliest, so their order does not matter.
-    let mut kept = if cuts_k {
-        top(level, logits, row.temperature, row.top_k)
+    if cuts_k {
+        top(level, logits, row.temperature, row.top_k, kept);
     } else {
         let depth = row.min_p.min(1.0).ln() - 0.01;
-        let mut kept = above(level, logits, row.temperature, best.scaled + depth);
-        kept.sort_unstable_by(likelier_first);
-        kept
-    };
+        above(level, logits, row.temperature, best.scaled + depth, kept);
+        kept.sort_unstable();
+    }
     if cuts_least {
         let least = f64::from(row.min_p.min(1.0));
         kept.retain(|candidate| relative(candidate) >= least);
     }
     if row.top_p < 1.0 {
         let wanted = f64::from(row.top_p) * kept.iter().map(relative).sum::<f64>();
-        let count = count_to(&kept, wanted, relative).unwrap_or(kept.len());
+        let count = count_to(kept, wanted, relative).unwrap_or(kept.len());
         kept.truncate(count);
     }
-    kept
 }
 
 /// top-p over the whole vocabulary: only as many tokens are sorted as the mass needs.
-fn keep_mass(level: Level, logits: &[f32], best: Candidate, row: &SampleRow<'_>) -> Vec<Candidate> {
+fn keep_mass(level: Level, logits: &[f32], best: Candidate, row: &SampleRow<'_>, kept: &mut Vec<Candidate>) {
     let relative = |candidate: &Candidate| f64::from(candidate.scaled - best.scaled).exp();
     let mass = |logit: &f32| f64::from(not_nan(*logit) / row.temperature - best.scaled).exp();
     let wanted = f64::from(row.top_p) * logits.iter().map(mass).sum::<f64>();
     let mut depth = 4.0;
     loop {
         let lowest = if depth > 100.0 { f32::NEG_INFINITY } else { best.scaled - depth };
-        let mut kept = above(level, logits, row.temperature, lowest);
-        kept.sort_unstable_by(likelier_first);
-        if let Some(count) = count_to(&kept, wanted, relative) {
-            kept.truncate(count);
-            return kept;
+        above(level, logits, row.temperature, lowest, kept);
+        kept.sort_unstable();
+        if let Some(count) = count_to(kept, wanted, relative) {
+            return kept.truncate(count);
         }
         if depth > 100.0 {
-            return kept;
+            return;
         }
         depth *= 2.0;
     }
@@ -236,9 +264,9 @@ fn count_to(sorted: &[Candidate], wanted: f64, mass: impl Fn(&Candidate) -> f64)
     None
 }
 
-/// All candidates whose scaled logit is at least `lowest`, above −∞.
-fn above(level: Level, logits: &[f32], temperature: f32, lowest: f32) -> Vec<Candidate> {
-    let mut found = Vec::new();
+/// Lists all candidates whose scaled logit is at least `lowest`, above −∞.
+fn above(level: Level, logits: &[f32], temperature: f32, lowest: f32, found: &mut Vec<Candidate>) {
+    found.clear();
     // Slightly too low: the division rounds.
     let bound = lowest * temperature - 1e-6 * (lowest * temperature).abs() - f32::MIN_POSITIVE;
     let mut next = simd::next_above(level, logits, 0, bound);
@@ -249,55 +277,40 @@ fn above(level: Level, logits: &[f32], temperature: f32, lowest: f32) -> Vec<Can
         }
         next = simd::next_above(level, logits, next + 1, bound);
     }
-    found
 }
 
-/// A candidate in a heap whose top is the least likely.
-struct Least(Candidate);
-
-impl Ord for Least {
-    fn cmp(&self, other: &Self) -> Ordering {
-        likelier_first(&self.0, &other.0)
-    }
-}
-impl PartialOrd for Least {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl PartialEq for Least {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-impl Eq for Least {}
-
-/// The `count` most likely tokens above −∞, likelier first.
-fn top(level: Level, logits: &[f32], temperature: f32, count: usize) -> Vec<Candidate> {
-    let mut heap: BinaryHeap<Least> = BinaryHeap::with_capacity(count.min(logits.len()) + 1);
+/// Lists the `count` most likely tokens above −∞, likelier first.
+fn top(level: Level, logits: &[f32], temperature: f32, count: usize, found: &mut Vec<Candidate>) {
+    found.clear();
+    // The least likely is on top of the heap.
+    let mut heap = BinaryHeap::from(std::mem::take(found));
     let mut bound = f32::NEG_INFINITY;
-    let mut next = simd::next_above(level, logits, 0, bound);
+    let mut next = if count == 0 { logits.len() } else { simd::next_above(level, logits, 0, bound) };
     while next < logits.len() {
-        let (logit, scaled) = (logits[next], logits[next] / temperature);
-        heap.push(Least(Candidate { token: next as u32, logit, scaled }));
-        if heap.len() > count {
-            heap.pop();
+        let candidate =
+            Candidate { token: next as u32, logit: logits[next], scaled: logits[next] / temperature };
+        if heap.len() < count {
+            heap.push(candidate);
+        } else if let Some(mut least) = heap.peek_mut()
+            && candidate < *least
+        {
+            *least = candidate;
         }
         if heap.len() == count {
-            bound = heap.peek().map_or(bound, |least| least.0.logit);
+            bound = heap.peek().map_or(bound, |least| least.logit);
         }
         next = simd::next_above(level, logits, next + 1, bound);
     }
-    heap.into_sorted_vec().into_iter().map(|least| least.0).collect()
+    *found = heap.into_sorted_vec();
 }
 
 /// Log-probabilities of the model's own distribution: f32 logits minus an f64 log-sum-exp, rounded to f32.
-fn report(level: Level, logits: &[f32], token: u32, count: usize) -> Sampled {
+fn report(level: Level, logits: &[f32], token: u32, count: usize, ranked: &mut Vec<Candidate>) -> Sampled {
     let largest = simd::largest(level, logits);
     let log_total = logits.iter().map(|logit| difference(*logit, largest).exp()).sum::<f64>().ln();
     let logprob = |logit: f32| (difference(logit, largest) - log_total) as f32;
     let of_token = logits.get(token as usize).map_or(f32::NEG_INFINITY, |logit| logprob(*logit));
-    let mut ranked = if count == 0 { Vec::new() } else { top(level, logits, 1.0, count) };
+    top(level, logits, 1.0, count, ranked);
     if ranked.len() < count.min(logits.len()) {
         // Fewer tokens above −∞ than were asked for: the others follow by id.
         let rest = (0..).zip(logits).filter(|(_, logit)| not_nan(**logit) == f32::NEG_INFINITY);
@@ -415,7 +428,7 @@ pub(super) fn gumbel_argmax_body<S: Simd>(
             let (scaled, possible) = (scaled_lanes[lane], rest <= chance_lanes[lane] * 16_777_216.0);
             if possible && scaled > f32::NEG_INFINITY {
                 let candidate = noisy(token, scaled);
-                if likelier_first(&candidate, &winner).is_lt() {
+                if candidate < winner {
                     winner = candidate;
                     bound = winner.scaled - slack(winner.scaled);
                 }

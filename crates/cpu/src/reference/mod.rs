@@ -15,7 +15,7 @@ mod tests;
 
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GdnShape, GdnState,
-    GdnWeights, KvPage, MatrixData, SampleRow, Sampled, ScoreRow, WeightFormat,
+    GdnWeights, Geometry, KvPage, MatrixData, SampleRow, Sampled, ScoreRow, WeightFormat,
 };
 
 use crate::{Buffer, Cache};
@@ -69,6 +69,24 @@ impl Device for ReferenceDevice {
 
     fn vector(&mut self, values: &[f32]) -> Result<Vec<f32>, DeviceError> {
         Ok(values.to_vec())
+    }
+
+    fn conv_taps(&mut self, values: &[f32], _taps: usize) -> Result<Vec<f32>, DeviceError> {
+        self.vector(values)
+    }
+
+    /// None is planned: the plain loops allocate as they go, which is part of being plain.
+    fn scratch_bytes(&self, _geometry: &Geometry, _max_rows: usize, _max_logit_rows: usize) -> u64 {
+        0
+    }
+
+    fn reserve(
+        &mut self,
+        _geometry: &Geometry,
+        _max_rows: usize,
+        _max_logit_rows: usize,
+    ) -> Result<(), DeviceError> {
+        Ok(())
     }
 
     fn buffer(&mut self, rows: usize, cols: usize) -> Result<Buffer, DeviceError> {

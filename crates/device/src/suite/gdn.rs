@@ -19,6 +19,7 @@ const LAYER: usize = 1;
 #[derive(Debug, Clone)]
 pub(super) struct HostWeights {
     conv: Vec<f32>,
+    taps: usize,
     decay_rate: Vec<f32>,
     dt_bias: Vec<f32>,
     norm: Vec<f32>,
@@ -30,6 +31,7 @@ impl HostWeights {
         let heads = shape.value_heads;
         Self {
             conv: random.normals(shape.conv_channels() * shape.conv_width, 0.5),
+            taps: shape.conv_width,
             decay_rate: (0..heads).map(|_| -random.uniform(-6.0, 2.8).exp()).collect(),
             dt_bias: random.normals(heads, 2.0),
             norm: random.normals(shape.value_dim, 1.0),
@@ -38,7 +40,7 @@ impl HostWeights {
 
     pub(super) fn upload<D: Device>(&self, device: &mut D) -> Result<GdnWeights<D>, Failure> {
         Ok(GdnWeights {
-            conv: device.vector(&self.conv)?,
+            conv: device.conv_taps(&self.conv, self.taps)?,
             decay_rate: device.vector(&self.decay_rate)?,
             dt_bias: device.vector(&self.dt_bias)?,
             norm: device.vector(&self.norm)?,

@@ -9,7 +9,7 @@ use qwill_model::PlanGroup;
 use serde_json::{Value, json};
 
 use crate::args::PlanArgs;
-use crate::launch::{self, Planned};
+use crate::launch::{self, DeviceSizes, Planned};
 use crate::source::{self, ModelSource};
 use crate::units;
 
@@ -26,7 +26,8 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<()> {
         Some(gpu) => {
             let budget_bytes = arguments.memory.memory.map_or(gpu.0, |memory| memory.0.min(gpu.0));
             let (numerics, memory) = (&arguments.numerics, &arguments.memory);
-            launch::plan(&checkpoint, quantize, numerics, memory, budget_bytes, &WeightFormat::matrix_bytes)?
+            let sizes = DeviceSizes { matrix: &WeightFormat::matrix_bytes, scratch: None };
+            launch::plan(&checkpoint, quantize, numerics, memory, budget_bytes, sizes)?
         }
         None => launch::plan_for_this_machine(&checkpoint, quantize, &arguments.numerics, &arguments.memory)?,
     };

@@ -95,7 +95,7 @@ fn a_template_that_is_no_template() {
 
 #[test]
 fn a_plan_that_does_not_fit() {
-    let output = run(&["serve", "--port", "0", "--log-level", "off", "--memory", "16MiB"]);
+    let output = run(&["serve", "--port", "0", "--log-level", "off", "--memory", "16MiB", "--threads", "2"]);
     assert_eq!(output.status.code(), Some(1));
     insta::assert_snapshot!(stderr(&output, None));
 }

@@ -6,6 +6,7 @@ use qwill_device::numeric::{f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use super::*;
 use crate::fast::Isa;
+use crate::fast::scratch::Scratch;
 
 /// A small generator: the values only need to be irregular.
 struct Random(u64);
@@ -74,7 +75,7 @@ fn product(
     let input = Input { values: x, stride: data.cols, rows, quantised: int8.then_some(&quantised) };
     let mut out = Buffer::new(rows + 1, data.rows + 3);
     out.data.fill(1000.0);
-    multiply((level, &mut pool, &Scratch::new(threads)), input, &[&matrix], store, &mut out);
+    multiply((level, &mut pool, &Scratch::new(threads).workers), input, &[&matrix], store, &mut out);
     for row in 0..=rows {
         let from = if row < rows { data.rows } else { 0 };
         assert!(out.row(row)[from..].iter().all(|v| *v == 1000.0), "wrote beside its outputs");

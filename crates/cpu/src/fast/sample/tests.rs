@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fast::Isa;
+use crate::fast::scratch::Scratch;
 use crate::reference::{sample_row, score_row};
 
 fn random_logits(vocab: usize, seed: u64, spread: f32) -> Vec<f32> {
@@ -60,13 +61,13 @@ fn draws_and_logprobs_equal_the_reference() {
         let buffer = Buffer { cols: vocab, data: logits.clone() };
         for isa in Isa::available() {
             let mut pool = Pool::new(2).unwrap();
-            let how = (Level::new(isa).unwrap(), &mut pool, &Scratch::new(2));
+            let how = (Level::new(isa).unwrap(), &mut pool, &Scratch::new(2).workers);
             let rows = rows(vocab);
             for (found, row) in sample(how, &buffer, &rows).iter().zip(&rows) {
                 same(found, &sample_row(&logits, row), row);
             }
             for row in rows {
-                let how = (Level::new(isa).unwrap(), &mut pool, &Scratch::new(2));
+                let how = (Level::new(isa).unwrap(), &mut pool, &Scratch::new(2).workers);
                 let alone = sample(how, &buffer, std::slice::from_ref(&row));
                 same(&alone[0], &sample_row(&logits, &row), &row);
             }
@@ -84,7 +85,7 @@ fn many_draws_without_filters_equal_the_reference() {
             |position| SampleRow { temperature: 1.1, seed: 5, position, ..SampleRow::greedy(0, vocab) };
         let rows: Vec<SampleRow<'_>> = (0..300).map(draw).collect();
         for isa in Isa::available() {
-            let how = (Level::new(isa).unwrap(), &mut Pool::new(1).unwrap(), &Scratch::new(1));
+            let how = (Level::new(isa).unwrap(), &mut Pool::new(1).unwrap(), &Scratch::new(1).workers);
             for (found, row) in sample(how, &buffer, &rows).iter().zip(&rows) {
                 same(found, &sample_row(&logits, row), row);
             }
@@ -100,7 +101,8 @@ fn scores_equal_the_reference_where_few_tokens_are_likely() {
     let row = |token, top_logprobs| ScoreRow { logits_row: 0, token, vocab_limit: 70, top_logprobs };
     let rows = [row(3, 0), row(4, 5), row(69, 70), row(1000, 1)];
     for isa in Isa::available() {
-        let found = score((Level::new(isa).unwrap(), &mut Pool::new(2).unwrap()), &buffer, &rows);
+        let how = (Level::new(isa).unwrap(), &mut Pool::new(2).unwrap(), &Scratch::new(2).workers);
+        let found = score(how, &buffer, &rows);
         for (found, row) in found.iter().zip(&rows) {
             let expected = score_row(&logits, row);
             assert_eq!((found.token, &found.top), (expected.token, &expected.top));

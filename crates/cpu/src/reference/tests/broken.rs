@@ -2,7 +2,7 @@
 
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GdnShape, GdnState,
-    GdnWeights, KvPage, MatrixData, Phase, RING_TOKENS, SampleRow, Sampled, ScoreRow, WeightFormat,
+    GdnWeights, Geometry, KvPage, MatrixData, Phase, RING_TOKENS, SampleRow, Sampled, ScoreRow, WeightFormat,
 };
 
 use crate::reference::Matrix;
@@ -121,6 +121,15 @@ impl Device for BrokenDevice {
     }
     fn vector(&mut self, values: &[f32]) -> Result<Vec<f32>, DeviceError> {
         self.inner.vector(values)
+    }
+    fn conv_taps(&mut self, values: &[f32], taps: usize) -> Result<Vec<f32>, DeviceError> {
+        self.inner.conv_taps(values, taps)
+    }
+    fn scratch_bytes(&self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
+        self.inner.scratch_bytes(geometry, max_rows, max_logit_rows)
+    }
+    fn reserve(&mut self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> Outcome {
+        self.inner.reserve(geometry, max_rows, max_logit_rows)
     }
     fn buffer(&mut self, rows: usize, cols: usize) -> Result<Buffer, DeviceError> {
         self.inner.buffer(rows, cols)
