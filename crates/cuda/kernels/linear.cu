@@ -1,0 +1,318 @@
+// Matrix products: weights on the m16 side of mma.m16n8k16, tokens on n8, f32 accumulators.
+//
+// One order of summation whatever the number of tokens: the columns are cut into SPLITS runs of whole groups; within a
+// run each group is summed by eight mma from zero and enters the run's sum times the group's scale; the runs' sums are
+// added from the first to the last. So a row's bits do not depend on its company, nor on which kernel ran.
+#include "common.cuh"
+
+#define SPLITS 8
+
+struct LinearParams {
+    Matrix matrix;
+    const u16 *x; // bf16 `[rows, groups · 128]`
+    float *out;
+    u32 out_cols, out_column, rows;
+    u32 mode;
+};
+#define MODE_ROUND 0 // out = round(sum)
+#define MODE_ADD 1   // out = round(out + sum)
+#define MODE_RAW 2   // out = sum
+
+__device__ __forceinline__ void store(const LinearParams &p, u32 row, u32 output, float sum) {
+    if (row >= p.rows || output >= p.matrix.rows) return;
+    float *out = p.out + (size_t)row * p.out_cols + p.out_column + output;
+    if (p.mode == MODE_ADD) sum += *out;
+    *out = p.mode == MODE_RAW ? sum : round_activation(sum);
+}
+
+__device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// The 16-byte pieces of one half tile (64 columns) that a lane holds.
+template <int FORMAT> struct Pieces;
+template <> struct Pieces<FORMAT_INT4> { static const int COUNT = 1; };
+template <> struct Pieces<FORMAT_INT8> { static const int COUNT = 2; };
+template <> struct Pieces<FORMAT_BF16> { static const int COUNT = 4; };
+
+__device__ __forceinline__ uint4 load_weight(const u8 *address) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
+    return v;
+}
+
+template <int FORMAT>
+__device__ __forceinline__ void load_half(const u8 *half, u32 lane, uint4 (&raw)[Pieces<FORMAT>::COUNT]) {
+#pragma unroll
+    for (int i = 0; i < Pieces<FORMAT>::COUNT; i++) raw[i] = load_weight(half + i * 512 + lane * 16);
+}
+
+__device__ __forceinline__ u32 word_of(const uint4 &v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// 128 + code in bf16 has the code in its low bits; minus 136 it is the signed code, exactly.
+__device__ __forceinline__ u32 decode_int4(u32 word) {
+    return fma_bf16x2((word & 0x000f000fu) | 0x43004300u, 0x3f803f80u, 0xc308c308u);
+}
+// (128 + low seven bits) − (128 or 256): two's complement, exactly.
+__device__ __forceinline__ u32 decode_int8(u32 word) {
+    return fma_bf16x2((word & 0x00800080u) | 0x43004300u, 0xbf80bf80u, (word & 0x007f007fu) | 0x43004300u);
+}
+
+// The A operand of step s (0..3) of a half: registers (row g | g + 8) × (columns 0,1 | 2,3).
+template <int FORMAT>
+__device__ __forceinline__ void decode(const uint4 (&raw)[Pieces<FORMAT>::COUNT], int s, u32 (&a)[4]) {
+    if (FORMAT == FORMAT_INT4) {
+        u32 low = (s < 2 ? raw[0].x : raw[0].y) >> (s % 2 * 8), high = (s < 2 ? raw[0].z : raw[0].w) >> (s % 2 * 8);
+        a[0] = decode_int4(low), a[1] = decode_int4(high);
+        a[2] = decode_int4(low >> 4), a[3] = decode_int4(high >> 4);
+    } else if (FORMAT == FORMAT_INT8) {
+        u32 low = word_of(raw[0], s), high = word_of(raw[Pieces<FORMAT>::COUNT / 2], s);
+        a[0] = decode_int8(low), a[1] = decode_int8(high);
+        a[2] = decode_int8(low >> 8), a[3] = decode_int8(high >> 8);
+    } else {
+        const uint4 &low = raw[s / 2], &high = raw[(s / 2 + 2) % Pieces<FORMAT>::COUNT];
+        a[0] = word_of(low, s % 2 * 2), a[1] = word_of(high, s % 2 * 2);
+        a[2] = word_of(low, s % 2 * 2 + 1), a[3] = word_of(high, s % 2 * 2 + 1);
+    }
+}
+
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Sums of MT · 16 outputs × NT · 8 tokens, as mma lays them out.
+template <int MT, int NT> struct Sums {
+    float v[MT][NT][4];
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) v[m][n][i] = 0.0f;
+    }
+    __device__ __forceinline__ void add(const Sums &other) {
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) v[m][n][i] += other.v[m][n][i];
+    }
+};
+
+template <int FORMAT, int MT, int NT>
+__device__ __forceinline__ void add_half(Sums<MT, NT> &group, const uint4 (&raw)[MT][Pieces<FORMAT>::COUNT],
+                                         const uint4 (&x)[NT][2]) {
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        u32 a[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++) decode<FORMAT>(raw[m], s, a[m]);
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            u32 b0 = word_of(x[n][s / 2], s % 2 * 2), b1 = word_of(x[n][s / 2], s % 2 * 2 + 1);
+#pragma unroll
+            for (int m = 0; m < MT; m++) mma(group.v[m][n], a[m], b0, b1);
+        }
+    }
+}
+
+// run += scale · group, group = 0
+template <int FORMAT, int MT, int NT>
+__device__ __forceinline__ void end_group(Sums<MT, NT> &run, Sums<MT, NT> &group, const Matrix &matrix,
+                                          const u32 (&tile_rows)[MT], u32 index, u32 lane) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        float low = 1.0f, high = 1.0f;
+        if (FORMAT != FORMAT_BF16) {
+            const u16 *scales = matrix.scales + ((size_t)tile_rows[m] * matrix.groups + index) * TILE_ROWS;
+            low = f16_to_f32(__ldg(scales + lane / 4)), high = f16_to_f32(__ldg(scales + lane / 4 + 8));
+        }
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                run.v[m][n][i] = fmaf(i < 2 ? low : high, group.v[m][n][i], run.v[m][n][i]);
+    }
+    group.clear();
+}
+
+// Few tokens: a block has MT row tiles, its warps have one run of columns each. Weights are read once, straight into
+// registers, one half tile ahead. grid (ceil(row tiles / MT), ceil(rows / (8 NT)))
+template <int FORMAT, int MT, int NT>
+__device__ __forceinline__ void few_tokens(const LinearParams &p) {
+    __shared__ float runs[SPLITS][MT * TILE_ROWS][NT * 8 + 1];
+    const Matrix &m = p.matrix;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+    u32 all_tile_rows = (m.rows + TILE_ROWS - 1) / TILE_ROWS, first_token = blockIdx.y * NT * 8;
+    u32 first = warp * m.groups / SPLITS, end = (warp + 1) * m.groups / SPLITS;
+    const u32 HALF = Pieces<FORMAT>::COUNT * 512;
+
+    u32 tile_rows[MT];
+    const u8 *tiles[MT];
+#pragma unroll
+    for (int i = 0; i < MT; i++) {
+        // Past the end: compute the last tile row again, to no effect.
+        tile_rows[i] = min(blockIdx.x * MT + i, all_tile_rows - 1);
+        tiles[i] = m.data + (size_t)tile_rows[i] * m.groups * 2 * HALF;
+    }
+    Sums<MT, NT> run, group;
+    run.clear();
+    group.clear();
+    uint4 next[MT][Pieces<FORMAT>::COUNT], raw[MT][Pieces<FORMAT>::COUNT];
+    if (first < end)
+#pragma unroll
+        for (int i = 0; i < MT; i++) load_half<FORMAT>(tiles[i] + (size_t)first * 2 * HALF, lane, next[i]);
+    for (u32 half = 2 * first; half < 2 * end; half++) {
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+#pragma unroll
+            for (int j = 0; j < Pieces<FORMAT>::COUNT; j++) raw[i][j] = next[i][j];
+            if (half + 1 < 2 * end) load_half<FORMAT>(tiles[i] + (size_t)(half + 1) * HALF, lane, next[i]);
+        }
+        uint4 x[NT][2];
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            u32 token = first_token + n * 8 + g;
+            x[n][0] = x[n][1] = make_uint4(0, 0, 0, 0);
+            if (token < p.rows) {
+                const uint4 *source = (const uint4 *)(p.x + (size_t)token * m.groups * GROUP + half * 64 + t * 16);
+                x[n][0] = __ldg(source), x[n][1] = __ldg(source + 1);
+            }
+        }
+        add_half<FORMAT, MT, NT>(group, raw, x);
+        if (half & 1) end_group<FORMAT, MT, NT>(run, group, m, tile_rows, half / 2, lane);
+    }
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                runs[warp][i * TILE_ROWS + g + k / 2 * 8][n * 8 + t * 2 + k % 2] = run.v[i][n][k];
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < MT * TILE_ROWS * NT * 8; i += SPLITS * 32) {
+        u32 output = i % (MT * TILE_ROWS), token = i / (MT * TILE_ROWS);
+        float sum = 0.0f;
+#pragma unroll
+        for (int split = 0; split < SPLITS; split++) sum += runs[split][output][token];
+        store(p, first_token + token, blockIdx.x * MT * TILE_ROWS + output, sum);
+    }
+}
+
+#define TILE_TOKENS 64
+#define TILE_STRIDE (GROUP + 8) // elements of a staged row: 16 bytes more keep eight rows off each other's banks
+
+__device__ __forceinline__ void copy_async(void *to, const void *from, bool wanted) {
+    u32 shared = (u32)__cvta_generic_to_shared(to), bytes = wanted ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes));
+}
+
+// Many tokens: a block has 128 outputs and 64 tokens, a warp 32 of each; the tokens of the next group come through
+// shared memory while this one is multiplied. grid (ceil(rows / 64), ceil(outputs / 128))
+template <int FORMAT>
+__device__ __forceinline__ void many_tokens(const LinearParams &p) {
+    const int MT = 2, NT = 4;
+    __shared__ __align__(16) u16 tokens[2][TILE_TOKENS][TILE_STRIDE];
+    const Matrix &m = p.matrix;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+    u32 all_tile_rows = (m.rows + TILE_ROWS - 1) / TILE_ROWS, first_token = blockIdx.x * TILE_TOKENS;
+    u32 first_tile_row = blockIdx.y * 8 + warp / 2 * MT, warp_token = warp % 2 * 32;
+    const u32 HALF = Pieces<FORMAT>::COUNT * 512;
+
+    auto fetch = [&](u32 index) {
+#pragma unroll
+        for (int i = 0; i < TILE_TOKENS * GROUP / 8 / 256; i++) {
+            u32 piece = i * 256 + threadIdx.x, token = piece / 16, col = piece % 16 * 8;
+            bool wanted = first_token + token < p.rows;
+            const u16 *from = p.x + (size_t)(wanted ? first_token + token : 0) * m.groups * GROUP + index * GROUP + col;
+            copy_async(&tokens[index & 1][token][col], from, wanted);
+        }
+        asm volatile("cp.async.commit_group;");
+    };
+    u32 tile_rows[MT];
+    const u8 *tiles[MT];
+#pragma unroll
+    for (int i = 0; i < MT; i++) {
+        tile_rows[i] = min(first_tile_row + i, all_tile_rows - 1);
+        tiles[i] = m.data + (size_t)tile_rows[i] * m.groups * 2 * HALF;
+    }
+    Sums<MT, NT> total, run, group;
+    total.clear();
+    run.clear();
+    group.clear();
+    uint4 next[MT][Pieces<FORMAT>::COUNT], raw[MT][Pieces<FORMAT>::COUNT];
+#pragma unroll
+    for (int i = 0; i < MT; i++) load_half<FORMAT>(tiles[i], lane, next[i]);
+    fetch(0);
+    u32 split = 0;
+    for (u32 index = 0; index < m.groups; index++) {
+        // A new run starts here; runs may be empty.
+        while (split + 1 < SPLITS && (split + 1) * m.groups / SPLITS <= index) {
+            total.add(run);
+            run.clear();
+            split++;
+        }
+        asm volatile("cp.async.wait_group 0;");
+        __syncthreads();
+        if (index + 1 < m.groups) fetch(index + 1);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int i = 0; i < MT; i++) {
+#pragma unroll
+                for (int j = 0; j < Pieces<FORMAT>::COUNT; j++) raw[i][j] = next[i][j];
+                if (index * 2 + half + 1 < m.groups * 2)
+                    load_half<FORMAT>(tiles[i] + (size_t)(index * 2 + half + 1) * HALF, lane, next[i]);
+            }
+            uint4 x[NT][2];
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                const uint4 *source = (const uint4 *)&tokens[index & 1][warp_token + n * 8 + g][half * 64 + t * 16];
+                x[n][0] = source[0], x[n][1] = source[1];
+            }
+            add_half<FORMAT, MT, NT>(group, raw, x);
+        }
+        end_group<FORMAT, MT, NT>(run, group, m, tile_rows, index, lane);
+    }
+    total.add(run);
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                store(p, first_token + warp_token + n * 8 + t * 2 + k % 2,
+                      (first_tile_row + i) * TILE_ROWS + g + k / 2 * 8, total.v[i][n][k]);
+}
+
+#define PRODUCT(NAME, FORMAT)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_8(const LinearParams p) { few_tokens<FORMAT, 2, 1>(p); }    \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_16(const LinearParams p) { few_tokens<FORMAT, 2, 2>(p); }   \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_32(const LinearParams p) { few_tokens<FORMAT, 2, 4>(p); }   \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_64(const LinearParams p) { many_tokens<FORMAT>(p); }
+
+PRODUCT(int4, FORMAT_INT4)
+PRODUCT(int8, FORMAT_INT8)
+PRODUCT(bf16, FORMAT_BF16)
+
+// F32 and F16 weights: f32 products, a warp per output and token. grid (ceil(outputs / 8), rows)
+extern "C" __global__ void __launch_bounds__(256) plain(const LinearParams p) {
+    const Matrix &m = p.matrix;
+    u32 output = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31, row = blockIdx.y;
+    if (output >= m.rows) return;
+    const u16 *x = p.x + (size_t)row * m.groups * GROUP;
+    float sum = 0.0f;
+    for (u32 col = lane; col < m.cols; col += 32) sum = fmaf(matrix_value(m, output, col), bf16_to_f32(x[col]), sum);
+    sum = warp_sum(sum);
+    if (lane == 0) store(p, row, output, sum);
+}

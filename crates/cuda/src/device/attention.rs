@@ -1,0 +1,118 @@
+//! Attention over paged keys and values.
+
+use std::sync::Arc;
+
+use qwill_device::{AttentionShape, Batch, DeviceError};
+
+use super::{Check, CudaBuffer, CudaCache, CudaDevice, CudaVector};
+use crate::driver::{Extent, Function, Module};
+use crate::launch::{AttendParams, AttentionPrepareParams};
+
+/// Rows of a launch at most: bounds the memory for the parts.
+const LAUNCH_ROWS: usize = 64;
+/// As `MAX_SPLITS` in the source.
+const MAX_SPLITS: usize = 32;
+/// As `WARPS` in the source.
+const WARPS: usize = 4;
+
+/// Entry points of attention.cu for one shape.
+#[derive(Debug)]
+pub(super) struct AttentionKernels {
+    prepare: Function,
+    attend: Function,
+    combine: Function,
+}
+
+impl AttentionKernels {
+    pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
+        Ok(Self {
+            prepare: module.function("prepare", 0)?,
+            attend: module.function("attend", 0)?,
+            combine: module.function("combine", 0)?,
+        })
+    }
+}
+
+/// Bytes of the parts of one launch.
+pub(super) fn partial_bytes(shape: &AttentionShape) -> u64 {
+    (LAUNCH_ROWS * shape.query_heads * MAX_SPLITS * (shape.head_dim + 2) * 4) as u64
+}
+
+impl CudaDevice {
+    pub(super) fn run_attention_prepare(
+        &mut self,
+        batch: &Batch,
+        kv_layer: usize,
+        shape: &AttentionShape,
+        projected: &CudaBuffer,
+        (q_norm, k_norm): (&CudaVector, &CudaVector),
+        cache: &mut CudaCache,
+        query: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("attention_prepare");
+        check.attention(batch, kv_layer, shape, cache)?;
+        check.buffer("projected", projected, batch.rows(), shape.projected())?;
+        check.buffer("query", query, batch.rows(), shape.query_columns())?;
+        check.vector("q_norm", q_norm, shape.head_dim)?;
+        check.vector("k_norm", k_norm, shape.head_dim)?;
+        let layer = cache.kv_layer(check, kv_layer)?;
+        let params = AttentionPrepareParams {
+            step: self.step.params(check.0, batch)?,
+            projected: projected.memory.address(),
+            q_norm: q_norm.memory.address(),
+            k_norm: k_norm.memory.address(),
+            inverse: layer.inverse,
+            query: query.memory.address(),
+            keys: layer.keys,
+            values: layer.values,
+            projected_cols: projected.cols as u32,
+            query_cols: query.cols as u32,
+            eps: shape.norm_eps,
+        };
+        let units = (shape.query_heads + shape.kv_heads).div_ceil(WARPS);
+        let extent = Extent::new((units, batch.rows(), 1), WARPS * 32);
+        self.driver.launch(check.0, &layer.kernels.prepare, extent, &params)
+    }
+
+    pub(super) fn run_attention(
+        &mut self,
+        batch: &Batch,
+        kv_layer: usize,
+        shape: &AttentionShape,
+        query: &CudaBuffer,
+        projected: &CudaBuffer,
+        cache: &CudaCache,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("attention");
+        check.attention(batch, kv_layer, shape, cache)?;
+        check.buffer("query", query, batch.rows(), shape.query_columns())?;
+        check.buffer("projected", projected, batch.rows(), shape.projected())?;
+        check.buffer("out", out, batch.rows(), shape.query_columns())?;
+        let layer = cache.kv_layer(check, kv_layer)?;
+        let partials = self.partials.at_least(&self.driver, partial_bytes(shape))?.address();
+        let step = self.step.params(check.0, batch)?;
+        for first_row in (0..batch.rows()).step_by(LAUNCH_ROWS) {
+            let rows = LAUNCH_ROWS.min(batch.rows() - first_row);
+            let params = AttendParams {
+                step,
+                query: query.memory.address(),
+                projected: projected.memory.address(),
+                keys: layer.keys,
+                values: layer.values,
+                partials,
+                out: out.memory.address(),
+                first_row: first_row as u32,
+                query_cols: query.cols as u32,
+                projected_cols: projected.cols as u32,
+                out_cols: out.cols as u32,
+                scale: shape.scale(),
+            };
+            let extent = Extent::new((MAX_SPLITS, shape.kv_heads, rows), WARPS * 32);
+            self.driver.launch(check.0, &layer.kernels.attend, extent, &params)?;
+            let extent = Extent::new((shape.query_heads, rows, 1), shape.head_dim);
+            self.driver.launch(check.0, &layer.kernels.combine, extent, &params)?;
+        }
+        Ok(())
+    }
+}

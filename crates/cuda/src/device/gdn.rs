@@ -1,0 +1,144 @@
+//! Gated `DeltaNet`.
+
+use std::sync::Arc;
+
+use qwill_device::batch::{CHUNK_TOKENS, CONV_RING};
+use qwill_device::{Batch, DeviceError, GdnShape, GdnWeights, Phase, RING_TOKENS};
+
+use super::{Check, CudaBuffer, CudaCache, CudaDevice};
+use crate::driver::{Extent, Function, Module};
+use crate::launch::{GdnPrepareParams, ScanParams};
+
+/// As `COLUMNS`, `FOLD_KEYS` and the warps of the kernels in the source.
+const COLUMNS: usize = 32;
+const FOLD_KEYS: usize = 16;
+const PREPARE_WARPS: usize = 4;
+const SCAN_THREADS: usize = 128;
+const CHUNK_THREADS: usize = 256;
+
+/// Entry points of gdn.cu for one shape.
+#[derive(Debug)]
+pub(super) struct GdnKernels {
+    prepare: Function,
+    remember: Function,
+    fold: Function,
+    scan_rows: Function,
+    scan_chunks: Function,
+}
+
+impl GdnKernels {
+    pub(super) fn new(module: &Arc<Module>, shape: &GdnShape) -> Result<Self, DeviceError> {
+        Ok(Self {
+            prepare: module.function("prepare", 0)?,
+            remember: module.function("remember", 0)?,
+            fold: module.function("fold", 0)?,
+            scan_rows: module.function("scan_rows", 0)?,
+            scan_chunks: module.function("scan_chunks", chunk_shared_bytes(shape) as u32)?,
+        })
+    }
+}
+
+/// `sizeof(ChunkShared)`.
+fn chunk_shared_bytes(shape: &GdnShape) -> usize {
+    let logs_and_betas = CHUNK_TOKENS * (8 + 4);
+    let state_and_corrected = (shape.key_dim + CHUNK_TOKENS) * COLUMNS * 4;
+    let weights = 2 * CHUNK_TOKENS * (CHUNK_TOKENS + 1) * 4;
+    let keys_and_queries = 2 * CHUNK_TOKENS * (shape.key_dim + 2) * 2;
+    (logs_and_betas + state_and_corrected + weights + keys_and_queries).next_multiple_of(8)
+}
+
+impl CudaDevice {
+    pub(super) fn run_gdn_prepare(
+        &mut self,
+        batch: &Batch,
+        gdn_layer: usize,
+        shape: &GdnShape,
+        weights: &GdnWeights<Self>,
+        projected: &CudaBuffer,
+        cache: &mut CudaCache,
+        mixed: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("gdn_prepare");
+        check.gdn(batch, gdn_layer, shape, cache)?;
+        check.buffer("projected", projected, batch.rows(), shape.projected())?;
+        check.buffer("mixed", mixed, batch.rows(), shape.mixed())?;
+        check.vector("conv", &weights.conv, shape.conv_channels() * shape.conv_width)?;
+        check.vector("decay_rate", &weights.decay_rate, shape.value_heads)?;
+        check.vector("dt_bias", &weights.dt_bias, shape.value_heads)?;
+        let layer = cache.gdn_layer(check, gdn_layer)?;
+        let params = GdnPrepareParams {
+            step: self.step.params(check.0, batch)?,
+            projected: projected.memory.address(),
+            taps: weights.conv.memory.address(),
+            decay_rate: weights.decay_rate.memory.address(),
+            dt_bias: weights.dt_bias.memory.address(),
+            conv: layer.conv,
+            mixed: mixed.memory.address(),
+            projected_cols: projected.cols as u32,
+            mixed_cols: mixed.cols as u32,
+            query_scale: 1.0 / (shape.key_dim as f32).sqrt(),
+        };
+        let units = 2 * shape.key_heads + shape.value_heads + 1;
+        let extent = Extent::new((units.div_ceil(PREPARE_WARPS), batch.rows(), 1), PREPARE_WARPS * 32);
+        self.driver.launch(check.0, &layer.kernels.prepare, extent, &params)?;
+        let extent = Extent::new((shape.conv_channels().div_ceil(256), CONV_RING, batch.spans.len()), 256);
+        self.driver.launch(check.0, &layer.kernels.remember, extent, &params)
+    }
+
+    pub(super) fn run_gdn_scan(
+        &mut self,
+        batch: &Batch,
+        gdn_layer: usize,
+        shape: &GdnShape,
+        mixed: &CudaBuffer,
+        cache: &mut CudaCache,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("gdn_scan");
+        check.gdn(batch, gdn_layer, shape, cache)?;
+        check.buffer("mixed", mixed, batch.rows(), shape.mixed())?;
+        check.buffer("out", out, batch.rows(), shape.value_columns())?;
+        let layer = cache.gdn_layer(check, gdn_layer)?;
+        let params = ScanParams {
+            step: self.step.params(check.0, batch)?,
+            mixed: mixed.memory.address(),
+            base: layer.base,
+            ring: layer.ring,
+            out: out.memory.address(),
+            mixed_cols: mixed.cols as u32,
+            out_cols: out.cols as u32,
+        };
+        let spans = batch.spans.len();
+        let column_blocks = (shape.value_dim.div_ceil(COLUMNS), shape.value_heads, spans);
+        if batch.phase == Phase::Prefill {
+            let extent = Extent::new(column_blocks, CHUNK_THREADS).with_shared(chunk_shared_bytes(shape));
+            return self.driver.launch(check.0, &layer.kernels.scan_chunks, extent, &params);
+        }
+        if batch.spans.iter().any(|span| span.ring_len == RING_TOKENS) {
+            let grid = (shape.key_dim.div_ceil(FOLD_KEYS), shape.value_heads, spans);
+            let extent = Extent::new(grid, shape.value_dim.next_multiple_of(32));
+            self.driver.launch(check.0, &layer.kernels.fold, extent, &params)?;
+        }
+        self.driver.launch(
+            check.0,
+            &layer.kernels.scan_rows,
+            Extent::new(column_blocks, SCAN_THREADS),
+            &params,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qwill_device::Geometry;
+
+    use super::*;
+
+    #[test]
+    fn a_chunk_fits_the_shared_memory_of_every_supported_card() {
+        for name in Geometry::NAMES {
+            let shape = Geometry::named(name).unwrap().gdn;
+            assert!(chunk_shared_bytes(&shape) <= 99 * 1024, "{name}: {}", chunk_shared_bytes(&shape));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Ops that look at one row alone.
+
+use std::sync::Arc;
+
+use qwill_device::{Batch, DeviceError, GdnShape};
+
+use super::{Check, CudaBuffer, CudaDevice, CudaMatrix, CudaVector};
+use crate::driver::{Extent, Function, Module};
+use crate::launch::{EmbedParams, GatedNormParams, GatherParams, MtpParams, NormParams, SwigluParams};
+
+/// Threads of a block, as `BLOCK` in the source.
+const BLOCK: usize = 256;
+
+/// Entry points of rows.cu.
+#[derive(Debug)]
+pub(super) struct RowKernels {
+    embed: Function,
+    pub(super) rms_norm: Function,
+    mtp_combine: Function,
+    swiglu: Function,
+    gated_norm: Function,
+    gather: Function,
+}
+
+impl RowKernels {
+    pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
+        Ok(Self {
+            embed: module.function("embed", 0)?,
+            rms_norm: module.function("rms_norm", 0)?,
+            mtp_combine: module.function("mtp_combine", 0)?,
+            swiglu: module.function("swiglu", 0)?,
+            gated_norm: module.function("gated_norm", 0)?,
+            gather: module.function("gather", 0)?,
+        })
+    }
+}
+
+impl CudaDevice {
+    pub(super) fn run_embed(
+        &mut self,
+        table: &CudaMatrix,
+        batch: &Batch,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("embed");
+        check.tokens(table, batch)?;
+        check.buffer("out", out, batch.rows(), table.cols())?;
+        let params = EmbedParams {
+            table: table.params(),
+            tokens: self.step.params("embed", batch)?.tokens,
+            out: out.memory.address(),
+            out_cols: out.cols as u32,
+        };
+        let extent = Extent::new((batch.rows(), 1, 1), BLOCK);
+        self.driver.launch("embed", &self.kernels.rows.embed, extent, &params)
+    }
+
+    pub(super) fn run_rms_norm(
+        &mut self,
+        rows: usize,
+        x: &CudaBuffer,
+        weight: &CudaVector,
+        eps: f32,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("rms_norm");
+        check.buffer("x", x, rows, weight.len)?;
+        check.buffer("out", out, rows, weight.len)?;
+        let params = NormParams {
+            x: x.memory.address(),
+            indices: 0,
+            weight: weight.memory.address(),
+            out: out.memory.address(),
+            staged: 0,
+            x_cols: x.cols as u32,
+            out_cols: out.cols as u32,
+            cols: weight.len as u32,
+            padded: 0,
+            eps,
+        };
+        self.driver.launch("rms_norm", &self.kernels.rows.rms_norm, Extent::new((rows, 1, 1), BLOCK), &params)
+    }
+
+    pub(super) fn run_swiglu(
+        &mut self,
+        rows: usize,
+        width: usize,
+        gate_up: &CudaBuffer,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("swiglu");
+        check.buffer("gate_up", gate_up, rows, 2 * width)?;
+        check.buffer("out", out, rows, width)?;
+        let params = SwigluParams {
+            gate_up: gate_up.memory.address(),
+            out: out.memory.address(),
+            in_cols: gate_up.cols as u32,
+            out_cols: out.cols as u32,
+            width: width as u32,
+        };
+        let extent = Extent::new((width.div_ceil(BLOCK), rows, 1), BLOCK);
+        self.driver.launch("swiglu", &self.kernels.rows.swiglu, extent, &params)
+    }
+
+    pub(super) fn run_gated_norm(
+        &mut self,
+        rows: usize,
+        shape: &GdnShape,
+        scanned: &CudaBuffer,
+        projected: &CudaBuffer,
+        norm: &CudaVector,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("gated_norm");
+        check.buffer("scanned", scanned, rows, shape.value_columns())?;
+        check.buffer("projected", projected, rows, shape.projected())?;
+        check.buffer("out", out, rows, shape.value_columns())?;
+        check.vector("norm", norm, shape.value_dim)?;
+        let params = GatedNormParams {
+            scanned: scanned.memory.address(),
+            projected: projected.memory.address(),
+            norm: norm.memory.address(),
+            out: out.memory.address(),
+            scanned_cols: scanned.cols as u32,
+            projected_cols: projected.cols as u32,
+            out_cols: out.cols as u32,
+            z_column: shape.z_column() as u32,
+            heads: shape.value_heads as u32,
+            dim: shape.value_dim as u32,
+            eps: shape.norm_eps,
+        };
+        let extent = Extent::new((shape.value_heads.div_ceil(BLOCK / 32), rows, 1), BLOCK);
+        self.driver.launch("gated_norm", &self.kernels.rows.gated_norm, extent, &params)
+    }
+
+    pub(super) fn run_mtp_combine(
+        &mut self,
+        batch: &Batch,
+        table: &CudaMatrix,
+        hidden: &CudaBuffer,
+        (embed_norm, hidden_norm): (&CudaVector, &CudaVector),
+        eps: f32,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("mtp_combine");
+        check.tokens(table, batch)?;
+        check.vector("embed_norm", embed_norm, table.cols())?;
+        check.buffer("hidden", hidden, batch.rows(), hidden_norm.len)?;
+        check.buffer("out", out, batch.rows(), table.cols() + hidden_norm.len)?;
+        let params = MtpParams {
+            table: table.params(),
+            tokens: self.step.params("mtp_combine", batch)?.tokens,
+            hidden: hidden.memory.address(),
+            embed_norm: embed_norm.memory.address(),
+            hidden_norm: hidden_norm.memory.address(),
+            out: out.memory.address(),
+            hidden_cols: hidden.cols as u32,
+            hidden_width: hidden_norm.len as u32,
+            out_cols: out.cols as u32,
+            eps,
+        };
+        let extent = Extent::new((batch.rows(), 1, 1), BLOCK);
+        self.driver.launch("mtp_combine", &self.kernels.rows.mtp_combine, extent, &params)
+    }
+
+    pub(super) fn run_gather(
+        &mut self,
+        rows: &[usize],
+        from: &CudaBuffer,
+        to: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let check = Check("gather");
+        check.gathered("from", rows, from)?;
+        check.buffer("to", to, rows.len(), from.cols)?;
+        let params = GatherParams {
+            from: from.memory.address(),
+            indices: self.upload_indices("gather", rows)?,
+            to: to.memory.address(),
+            cols: from.cols as u32,
+            to_cols: to.cols as u32,
+        };
+        let extent = Extent::new((rows.len(), 1, 1), BLOCK);
+        self.driver.launch("gather", &self.kernels.rows.gather, extent, &params)
+    }
+}

@@ -1,0 +1,232 @@
+//! Sampling and scoring: a block per row on the device, the last few log-probabilities on the host.
+
+use std::cmp::Ordering;
+
+use qwill_device::{DeviceError, SampleRow, Sampled, ScoreRow};
+
+use super::{Check, CudaBuffer, CudaDevice, Scratch};
+use crate::driver::{Extent, Memory};
+use crate::launch::SampleParams;
+
+/// Rows of a launch at most: bounds the memory for their copies.
+const LAUNCH_ROWS: usize = 16;
+/// As `BLOCK` in the source.
+const BLOCK: usize = 1024;
+const FLAG_DRAW: u32 = 1;
+const FLAG_REPORT: u32 = 2;
+/// 32-bit words of `struct SampleRow` and `struct SampleResult` in the source.
+const ROW_WORDS: usize = 26;
+const RESULT_WORDS: usize = 6;
+
+/// Memory of the sampler.
+#[derive(Debug)]
+pub(super) struct SamplerMemory {
+    logits: Scratch,
+    request: Scratch,
+    results: Scratch,
+}
+
+impl Default for SamplerMemory {
+    fn default() -> Self {
+        Self {
+            logits: Scratch::new("copies of logits"),
+            request: Scratch::new("sampling parameters"),
+            results: Scratch::new("sampling results"),
+        }
+    }
+}
+
+/// One row for the kernel; a row to score has everything else off.
+struct Request<'a> {
+    row: SampleRow<'a>,
+    /// The token to score; `None` draws one.
+    token: Option<u32>,
+}
+
+impl CudaDevice {
+    pub(super) fn run_sample(
+        &mut self,
+        logits: &CudaBuffer,
+        rows: &[SampleRow<'_>],
+    ) -> Result<Vec<Sampled>, DeviceError> {
+        let requests: Vec<Request<'_>> =
+            rows.iter().map(|row| Request { row: row.clone(), token: None }).collect();
+        self.run_requests(Check("sample"), logits, &requests)
+    }
+
+    pub(super) fn run_score(
+        &mut self,
+        logits: &CudaBuffer,
+        rows: &[ScoreRow],
+    ) -> Result<Vec<Sampled>, DeviceError> {
+        let request = |row: &ScoreRow| {
+            let greedy = SampleRow::greedy(row.logits_row, row.vocab_limit);
+            Request {
+                row: SampleRow { top_logprobs: Some(row.top_logprobs), ..greedy },
+                token: Some(row.token),
+            }
+        };
+        let requests: Vec<Request<'_>> = rows.iter().map(request).collect();
+        self.run_requests(Check("score"), logits, &requests)
+    }
+
+    fn run_requests(
+        &mut self,
+        check: Check,
+        logits: &CudaBuffer,
+        requests: &[Request<'_>],
+    ) -> Result<Vec<Sampled>, DeviceError> {
+        let indices: Vec<usize> = requests.iter().map(|request| request.row.logits_row).collect();
+        check.gathered("logits", &indices, logits)?;
+        let mut sampled = Vec::with_capacity(requests.len());
+        for requests in requests.chunks(LAUNCH_ROWS) {
+            sampled.extend(self.run_few(check, logits, requests)?);
+        }
+        Ok(sampled)
+    }
+
+    /// One launch, then waits for its results.
+    fn run_few(
+        &mut self,
+        check: Check,
+        logits: &CudaBuffer,
+        requests: &[Request<'_>],
+    ) -> Result<Vec<Sampled>, DeviceError> {
+        let copies = (LAUNCH_ROWS * logits.cols * 4) as u64;
+        let scratch = self.sampler.logits.at_least(&self.driver, copies)?.address();
+        let lists: usize = requests.iter().map(|request| list_words(&request.row)).sum();
+        let words = requests.len() * ROW_WORDS + lists;
+        let request = self.sampler.request.at_least(&self.driver, (words as u64 * 4).max(64 << 10))?;
+        request.write(check.0, 0, &request_words(requests, request.address()))?;
+        let top_capacity =
+            requests.iter().map(|request| request.row.top_logprobs.unwrap_or(0)).max().unwrap_or(0);
+        let top_capacity = top_capacity.min(logits.cols);
+        let result_words = requests.len() * (RESULT_WORDS + 2 * top_capacity);
+        let results = self.sampler.results.at_least(&self.driver, (result_words as u64 * 4).max(64 << 10))?;
+        let params = SampleParams {
+            logits: logits.memory.address(),
+            scratch,
+            rows: request.address(),
+            results: results.address(),
+            top: results.address() + (requests.len() * RESULT_WORDS * 4) as u64,
+            logits_cols: logits.cols as u32,
+            top_capacity: top_capacity as u32,
+        };
+        self.driver.launch(
+            check.0,
+            &self.kernels.sample,
+            Extent::new((requests.len(), 1, 1), BLOCK),
+            &params,
+        )?;
+        read_results(check, results, requests, top_capacity)
+    }
+}
+
+fn list_words(row: &SampleRow<'_>) -> usize {
+    2 * row.seen.len() + 2 * row.bias.len() + row.banned.len()
+}
+
+/// The rows as `struct SampleRow`, then their lists; `address` is where all this will be.
+fn request_words(requests: &[Request<'_>], address: u64) -> Vec<u32> {
+    let mut lists: Vec<u32> = Vec::new();
+    let mut words: Vec<u32> = Vec::new();
+    let wide = |value: u64| [value as u32, (value >> 32) as u32];
+    let lists_at = address + (requests.len() * ROW_WORDS * 4) as u64;
+    for Request { row, token } in requests {
+        let place = |lists: &Vec<u32>| lists_at + lists.len() as u64 * 4;
+        words.extend(wide(row.seed));
+        words.extend(wide(row.position));
+        words.extend(wide(place(&lists)));
+        lists.extend(row.seen.iter().flat_map(|(id, occurrences)| [*id, *occurrences]));
+        words.extend(wide(place(&lists)));
+        lists.extend(row.bias.iter().flat_map(|(id, bias)| [*id, bias.to_bits()]));
+        words.extend(wide(place(&lists)));
+        lists.extend_from_slice(row.banned);
+        let draw = if token.is_none() { FLAG_DRAW } else { 0 };
+        let report = if row.top_logprobs.is_some() { FLAG_REPORT } else { 0 };
+        let counts = [
+            row.seen.len(),
+            row.bias.len(),
+            row.banned.len(),
+            row.logits_row,
+            row.vocab_limit,
+            row.top_k,
+            row.top_logprobs.unwrap_or(0),
+        ];
+        words.extend(counts.map(|count| u32::try_from(count).unwrap_or(u32::MAX)));
+        words.push(draw | report);
+        let numbers = [
+            row.temperature,
+            row.top_p,
+            row.min_p,
+            row.presence_penalty,
+            row.frequency_penalty,
+            row.repetition_penalty,
+        ];
+        words.extend(numbers.map(f32::to_bits));
+        words.extend([token.unwrap_or(0), 0]);
+    }
+    words.extend(lists);
+    words
+}
+
+fn read_results(
+    check: Check,
+    memory: &Memory,
+    requests: &[Request<'_>],
+    top_capacity: usize,
+) -> Result<Vec<Sampled>, DeviceError> {
+    let words: Vec<u32> = memory.read(check.0, 0, requests.len() * (RESULT_WORDS + 2 * top_capacity))?;
+    let (results, tops) = words.split_at(requests.len() * RESULT_WORDS);
+    let rows = requests.iter().zip(results.chunks(RESULT_WORDS)).enumerate();
+    let sampled = rows.map(|(index, (request, result))| {
+        let token = result[2];
+        if request.row.top_logprobs.is_none() {
+            return Sampled { token, logprob: f32::NAN, top: Vec::new() };
+        }
+        let total = f64::from_bits(u64::from(result[0]) | u64::from(result[1]) << 32);
+        let largest = f32::from_bits(result[4]);
+        let logprob = |logit: f32| {
+            // Equal infinities differ by nothing.
+            let difference = if logit == largest { 0.0 } else { f64::from(logit) - f64::from(largest) };
+            (difference - total.ln()) as f32
+        };
+        let top = &tops[index * 2 * top_capacity..][..2 * (result[5] as usize).min(top_capacity)];
+        let mut top: Vec<(u32, f32)> = top.chunks(2).map(|pair| (pair[0], f32::from_bits(pair[1]))).collect();
+        top.sort_unstable_by(|a, b| b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0)));
+        let in_vocab = (token as usize) < request.row.vocab_limit;
+        Sampled {
+            token,
+            logprob: if in_vocab { logprob(f32::from_bits(result[3])) } else { f32::NEG_INFINITY },
+            top: top.into_iter().map(|(token, logit)| (token, logprob(logit))).collect(),
+        }
+    });
+    Ok(sampled.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_the_kernels_size_and_point_at_their_lists() {
+        let row = SampleRow {
+            seen: &[(7, 1), (9, 2)],
+            bias: &[(3, 0.5)],
+            banned: &[11],
+            ..SampleRow::greedy(4, 100)
+        };
+        let requests = [Request { row: row.clone(), token: None }, Request { row, token: Some(5) }];
+        let words = request_words(&requests, 1 << 40);
+        assert_eq!(words.len(), 2 * ROW_WORDS + 2 * 7);
+        let list = |row: usize, field: usize| {
+            let word = row * ROW_WORDS + field;
+            let address = u64::from(words[word]) | u64::from(words[word + 1]) << 32;
+            words[(address - (1 << 40)) as usize / 4]
+        };
+        assert_eq!([list(0, 4), list(0, 6), list(0, 8)], [7, 3, 11]);
+        assert_eq!([list(1, 4), list(1, 6), list(1, 8)], [7, 3, 11]);
+        assert_eq!(words[ROW_WORDS - 9], FLAG_DRAW);
+        assert_eq!(words[2 * ROW_WORDS - 2], 5);
+    }
+}

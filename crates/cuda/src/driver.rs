@@ -1,0 +1,367 @@
+//! The driver: one context, one stream, plain allocations. Everything is enqueued on that stream; only reading back
+//! waits for it. No events, no second stream.
+#![expect(unsafe_code, reason = "calls of the CUDA driver")]
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::{DriverError, result, sys};
+use qwill_device::DeviceError;
+
+use crate::KernelError;
+use crate::launch::Params;
+
+/// Shared memory that a block may use without asking.
+const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
+
+/// A GPU with its context and stream.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    name: String,
+    sm: u32,
+    budget_bytes: u64,
+    used_bytes: AtomicU64,
+}
+
+// SAFETY: the driver's handles may be used from any thread; every call makes the context current on its thread first.
+unsafe impl Send for Driver {}
+// SAFETY: as above; the driver locks its own structures.
+unsafe impl Sync for Driver {}
+
+/// Why a call failed.
+pub(crate) struct Reason(String);
+impl From<DriverError> for Reason {
+    fn from(error: DriverError) -> Self {
+        Self(error.to_string())
+    }
+}
+impl From<KernelError> for Reason {
+    fn from(error: KernelError) -> Self {
+        Self(error.to_string())
+    }
+}
+impl From<String> for Reason {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+/// An element type whose every bit pattern is a value.
+pub(crate) trait Element: Copy + Default {}
+impl Element for u8 {}
+impl Element for i8 {}
+impl Element for u16 {}
+impl Element for u32 {}
+impl Element for f32 {}
+
+/// A launch's extent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) grid: (u32, u32, u32),
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+}
+
+impl Extent {
+    pub(crate) fn new(grid: (usize, usize, usize), threads: usize) -> Self {
+        Self { grid: (grid.0 as u32, grid.1 as u32, grid.2 as u32), threads: threads as u32, shared_bytes: 0 }
+    }
+    pub(crate) fn with_shared(self, shared_bytes: usize) -> Self {
+        Self { shared_bytes: shared_bytes as u32, ..self }
+    }
+}
+
+/// An entry point of a [`Module`]; used only while the module is loaded, see [`Module::function`].
+#[derive(Debug, Clone)]
+pub(crate) struct Function {
+    handle: sys::CUfunction,
+    _module: Arc<Module>,
+}
+// SAFETY: a handle of the driver, usable from any thread.
+unsafe impl Send for Function {}
+
+/// Loaded code.
+#[derive(Debug)]
+pub(crate) struct Module {
+    handle: sys::CUmodule,
+    driver: Arc<Driver>,
+}
+// SAFETY: a handle of the driver, usable from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above; nothing changes after loading.
+unsafe impl Sync for Module {}
+
+impl Driver {
+    /// The device of an ordinal; nothing else of the process may use its primary context differently.
+    pub(crate) fn new(ordinal: usize, budget_bytes: Option<u64>) -> Result<Arc<Self>, DeviceError> {
+        let device_name = format!("CUDA device {ordinal}");
+        let fail = |reason: String| DeviceError::Failed { op: "open", device: device_name.clone(), reason };
+        // SAFETY: only looks for the library; the functions behind the other calls would panic without it.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(fail(
+                "NVIDIA's driver library (libcuda.so.1) is not installed; install the driver or use the CPU"
+                    .into(),
+            ));
+        }
+        result::init().map_err(|error| fail(format!("{error}; is a GPU visible (`nvidia-smi`)?")))?;
+        let count = result::device::get_count().map_err(|error| fail(error.to_string()))?;
+        if ordinal >= count as usize {
+            return Err(fail(format!("there are {count} devices, numbered from 0")));
+        }
+        let open = || -> Result<Self, DriverError> {
+            let device = result::device::get(ordinal as i32)?;
+            // SAFETY: the device is valid; the context is released in drop, the stream destroyed before it.
+            unsafe {
+                let context = result::primary_ctx::retain(device)?;
+                result::ctx::set_current(context)?;
+                let attribute = |which| result::device::get_attribute(device, which);
+                let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+                let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+                let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
+                let (free_bytes, _) = result::mem_get_info()?;
+                Ok(Self {
+                    device,
+                    context,
+                    stream,
+                    name: result::device::get_name(device)?,
+                    sm: (major * 10 + minor) as u32,
+                    budget_bytes: budget_bytes
+                        .map_or(free_bytes as u64, |budget| budget.min(free_bytes as u64)),
+                    used_bytes: AtomicU64::new(0),
+                })
+            }
+        };
+        let driver = open().map_err(|error| fail(error.to_string()))?;
+        if driver.sm < 80 {
+            let reason = format!("{} has compute capability {}, the kernels need 80", driver.name, driver.sm);
+            return Err(fail(reason));
+        }
+        Ok(Arc::new(driver))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+    /// Compute capability, times ten.
+    pub(crate) fn sm(&self) -> u32 {
+        self.sm
+    }
+    pub(crate) fn budget_bytes(&self) -> u64 {
+        self.budget_bytes
+    }
+
+    pub(crate) fn failed(&self, op: &'static str, reason: impl Into<Reason>) -> DeviceError {
+        DeviceError::Failed { op, device: self.name.clone(), reason: reason.into().0 }
+    }
+
+    fn bind(&self) -> Result<(), DriverError> {
+        // SAFETY: the context lives as long as self.
+        unsafe { result::ctx::set_current(self.context) }
+    }
+
+    /// Memory that is given back when dropped; contents are unspecified.
+    pub(crate) fn allocate(self: &Arc<Self>, what: &str, bytes: u64) -> Result<Memory, DeviceError> {
+        let used = self.used_bytes.load(Ordering::Relaxed);
+        let out_of_memory = |free_bytes| DeviceError::OutOfMemory {
+            device: self.name.clone(),
+            what: what.to_owned(),
+            needed_bytes: bytes,
+            free_bytes,
+        };
+        if used.saturating_add(bytes) > self.budget_bytes {
+            return Err(out_of_memory(self.budget_bytes.saturating_sub(used)));
+        }
+        self.bind().map_err(|error| self.failed("allocate", error))?;
+        // SAFETY: the context is current.
+        let address = match unsafe { result::malloc_sync(bytes.max(1) as usize) } {
+            Ok(address) => address,
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                let free = result::mem_get_info().map_or(0, |(free, _)| free as u64);
+                return Err(out_of_memory(free));
+            }
+            Err(error) => return Err(self.failed("allocate", error)),
+        };
+        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Memory { driver: Arc::clone(self), address, bytes })
+    }
+
+    /// Waits until everything enqueued is done, and reports what failed on the way.
+    pub(crate) fn synchronize(&self, op: &'static str) -> Result<(), DeviceError> {
+        self.bind().map_err(|error| self.failed(op, error))?;
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(|error| self.failed(op, error))
+    }
+
+    /// Enqueues a kernel.
+    pub(crate) fn launch<P: Params>(
+        &self,
+        op: &'static str,
+        function: &Function,
+        extent: Extent,
+        params: &P,
+    ) -> Result<(), DeviceError> {
+        let (x, y, z) = extent.grid;
+        if x == 0 || y == 0 || z == 0 {
+            return Ok(());
+        }
+        if y > 65_535 || z > 65_535 {
+            return Err(DeviceError::shape(op, format!("a grid of {x} x {y} x {z} blocks")));
+        }
+        self.bind().map_err(|error| self.failed(op, error))?;
+        let mut pointers = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: the kernel takes exactly one parameter, the C twin of P, which the driver copies during the call.
+        unsafe {
+            result::launch_kernel(
+                function.handle,
+                extent.grid,
+                (extent.threads, 1, 1),
+                extent.shared_bytes,
+                self.stream,
+                &mut pointers,
+            )
+        }
+        .map_err(|error| self.failed(op, error))
+    }
+
+    /// Loads code.
+    pub(crate) fn load(self: &Arc<Self>, code: &[u8]) -> Result<Arc<Module>, DeviceError> {
+        self.bind().map_err(|error| self.failed("load", error))?;
+        // SAFETY: a checked ELF image; the driver refuses what is not one.
+        let handle = unsafe { result::module::load_data(code.as_ptr().cast()) };
+        let handle = handle.map_err(|error| self.failed("load", error))?;
+        Ok(Arc::new(Module { handle, driver: Arc::clone(self) }))
+    }
+}
+
+impl Module {
+    /// An entry point, with leave to use `shared_bytes` of dynamic shared memory.
+    pub(crate) fn function(self: &Arc<Self>, name: &str, shared_bytes: u32) -> Result<Function, DeviceError> {
+        let fail = |reason: String| self.driver.failed("load", format!("kernel {name}: {reason}"));
+        self.driver.bind().map_err(|error| fail(error.to_string()))?;
+        let c_name = CString::new(name).map_err(|error| fail(error.to_string()))?;
+        // SAFETY: the module is alive, and the function keeps it so.
+        let handle = unsafe { result::module::get_function(self.handle, c_name) };
+        let handle = handle.map_err(|error| fail(error.to_string()))?;
+        if shared_bytes > DEFAULT_SHARED_BYTES {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: a handle just obtained.
+            unsafe { result::function::set_function_attribute(handle, attribute, shared_bytes as i32) }
+                .map_err(|error| fail(format!("{shared_bytes} bytes of shared memory: {error}")))?;
+        }
+        Ok(Function { handle, _module: Arc::clone(self) })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: no function of it is left, each holds the module; the driver waits for kernels that run.
+        unsafe {
+            let _ = self.driver.bind();
+            let _ = result::module::unload(self.handle);
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // SAFETY: every memory and module holds the driver, so nothing is left that needs stream or context.
+        unsafe {
+            let _ = self.bind();
+            let _ = result::stream::destroy(self.stream);
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+/// An allocation on the device.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    driver: Arc<Driver>,
+    address: u64,
+    bytes: u64,
+}
+
+impl Memory {
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn check(&self, op: &'static str, offset: u64, bytes: usize) -> Result<u64, DeviceError> {
+        if offset.saturating_add(bytes as u64) > self.bytes {
+            let reason = format!("bytes {offset}+{bytes} of an allocation of {}", self.bytes);
+            return Err(DeviceError::shape(op, reason));
+        }
+        self.driver.bind().map_err(|error| self.driver.failed(op, error))?;
+        Ok(self.address + offset)
+    }
+
+    /// Enqueues a copy from the host; the values may be changed after the call.
+    pub(crate) fn write<T: Element>(
+        &self,
+        op: &'static str,
+        offset: u64,
+        values: &[T],
+    ) -> Result<(), DeviceError> {
+        let address = self.check(op, offset, size_of_val(values))?;
+        // SAFETY: the range was checked; a copy from pageable memory has read its source when the call returns.
+        unsafe { result::memcpy_htod_async(address, values, self.driver.stream) }
+            .map_err(|error| self.driver.failed(op, error))
+    }
+
+    /// Waits for everything enqueued and copies to the host.
+    pub(crate) fn read<T: Element>(
+        &self,
+        op: &'static str,
+        offset: u64,
+        len: usize,
+    ) -> Result<Vec<T>, DeviceError> {
+        let mut values = vec![T::default(); len];
+        let address = self.check(op, offset, size_of_val(&values[..]))?;
+        // SAFETY: the range was checked, any bits are values of T, and the vector outlives the synchronisation.
+        unsafe { result::memcpy_dtoh_async(&mut values, address, self.driver.stream) }
+            .map_err(|error| self.driver.failed(op, error))?;
+        self.driver.synchronize(op)?;
+        Ok(values)
+    }
+
+    /// Enqueues a copy within this allocation; the ranges must not overlap.
+    pub(crate) fn copy_within(
+        &self,
+        op: &'static str,
+        from: u64,
+        to: u64,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        let (from, to) = (self.check(op, from, bytes as usize)?, self.check(op, to, bytes as usize)?);
+        // SAFETY: both ranges were checked.
+        unsafe { result::memcpy_dtod_async(to, from, bytes as usize, self.driver.stream) }
+            .map_err(|error| self.driver.failed(op, error))
+    }
+
+    /// Enqueues zeroing.
+    pub(crate) fn clear(&self, op: &'static str, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        let address = self.check(op, offset, bytes as usize)?;
+        // SAFETY: the range was checked.
+        unsafe { result::memset_d8_async(address, 0, bytes as usize, self.driver.stream) }
+            .map_err(|error| self.driver.failed(op, error))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by malloc_sync and not freed before. Kernels that still read it must have ended.
+        unsafe {
+            let _ = self.driver.bind();
+            let _ = result::stream::synchronize(self.driver.stream);
+            let _ = result::free_sync(self.address);
+        }
+        self.driver.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,96 @@
+//! What each kernel takes: the Rust twins of the structs in the `.cu` files, field by field. Addresses are `u64`.
+#![expect(unsafe_code, reason = "promises that a struct equals its C twin")]
+
+/// A kernel's only parameter.
+///
+/// # Safety
+/// The struct is `repr(C)` and equals its C twin in layout; its addresses are valid for the launch.
+pub(crate) unsafe trait Params {}
+
+/// Declares structs and that they are [`Params`].
+macro_rules! params {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Debug, Clone, Copy)]
+        pub(crate) struct $name { $(pub(crate) $field: $type,)* }
+        // SAFETY: repr(C) with the fields of the C struct of the same name in the same order; the callers in
+        // `device` fill in addresses of live allocations, and the stream keeps launches before their release.
+        unsafe impl Params for $name {}
+    )*};
+}
+
+/// `struct Matrix` of common.cuh.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MatrixParams {
+    pub(crate) data: u64,
+    pub(crate) scales: u64,
+    pub(crate) rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) groups: u32,
+    pub(crate) format: u32,
+}
+
+/// `struct Step` of common.cuh.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepParams {
+    pub(crate) tokens: u64,
+    pub(crate) row_span: u64,
+    pub(crate) spans: u64,
+    pub(crate) chunks: u64,
+    pub(crate) page_table: u64,
+}
+
+params! {
+    /// rows.cu, `embed`.
+    EmbedParams { table: MatrixParams, tokens: u64, out: u64, out_cols: u32, }
+    /// rows.cu, `rms_norm`.
+    NormParams {
+        x: u64, indices: u64, weight: u64, out: u64, staged: u64,
+        x_cols: u32, out_cols: u32, cols: u32, padded: u32, eps: f32,
+    }
+    /// rows.cu, `mtp_combine`.
+    MtpParams {
+        table: MatrixParams, tokens: u64, hidden: u64, embed_norm: u64, hidden_norm: u64, out: u64,
+        hidden_cols: u32, hidden_width: u32, out_cols: u32, eps: f32,
+    }
+    /// rows.cu, `swiglu`.
+    SwigluParams { gate_up: u64, out: u64, in_cols: u32, out_cols: u32, width: u32, }
+    /// rows.cu, `gated_norm`.
+    GatedNormParams {
+        scanned: u64, projected: u64, norm: u64, out: u64,
+        scanned_cols: u32, projected_cols: u32, out_cols: u32, z_column: u32, heads: u32, dim: u32, eps: f32,
+    }
+    /// rows.cu, `gather`.
+    GatherParams { from: u64, indices: u64, to: u64, cols: u32, to_cols: u32, }
+    /// pack.cu, `pack`.
+    PackParams {
+        source: u64, raw_scales: u64, data: u64, scales: u64,
+        rows: u32, cols: u32, groups: u32, format: u32, first_row: u32, source_rows: u32,
+    }
+    /// linear.cu, all.
+    LinearParams { matrix: MatrixParams, x: u64, out: u64, out_cols: u32, out_column: u32, rows: u32, mode: u32, }
+    /// attention.cu, `prepare`.
+    AttentionPrepareParams {
+        step: StepParams, projected: u64, q_norm: u64, k_norm: u64, inverse: u64, query: u64, keys: u64, values: u64,
+        projected_cols: u32, query_cols: u32, eps: f32,
+    }
+    /// attention.cu, `attend` and `combine`.
+    AttendParams {
+        step: StepParams, query: u64, projected: u64, keys: u64, values: u64, partials: u64, out: u64,
+        first_row: u32, query_cols: u32, projected_cols: u32, out_cols: u32, scale: f32,
+    }
+    /// gdn.cu, `prepare` and `remember`.
+    GdnPrepareParams {
+        step: StepParams, projected: u64, taps: u64, decay_rate: u64, dt_bias: u64, conv: u64, mixed: u64,
+        projected_cols: u32, mixed_cols: u32, query_scale: f32,
+    }
+    /// gdn.cu, `fold`, `scan_rows` and `scan_chunks`.
+    ScanParams { step: StepParams, mixed: u64, base: u64, ring: u64, out: u64, mixed_cols: u32, out_cols: u32, }
+    /// sample.cu, `sample`.
+    SampleParams {
+        logits: u64, scratch: u64, rows: u64, results: u64, top: u64, logits_cols: u32, top_capacity: u32,
+    }
+}

@@ -1,0 +1,24 @@
+//! The CUDA device: hand-written kernels behind [`qwill_device::Device`].
+//!
+//! Builds without any CUDA software. At run time it needs NVIDIA's driver; the kernels come from a pack built into the
+//! binary, from a cache on disk, or from NVRTC, in this order ([`KernelStore`]). Whatever is missing is a
+//! [`qwill_device::DeviceError`] with a hint.
+//!
+//! Numerics: activations are bfloat16 values in f32 buffers; sums, norms, softmax and recurrent states are f32; every
+//! sum has one order that depends on the shapes alone.
+
+mod cubin_cache;
+mod device;
+mod driver;
+mod error;
+mod launch;
+mod nvrtc;
+mod store;
+mod unit;
+
+pub use cubin_cache::CubinCache;
+pub use device::{CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaOptions, CudaVector};
+pub use error::KernelError;
+pub use nvrtc::{Compiled, Nvrtc};
+pub use store::{KernelOrigin, KernelStore};
+pub use unit::{Unit, UnitBuild, attention_unit, fixed_units, gdn_unit, units_of};

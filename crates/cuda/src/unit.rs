@@ -1,0 +1,200 @@
+//! Kernel sources: one `.cu` file each, and what is compiled into them.
+
+use std::fmt::Write as _;
+
+use qwill_device::{AttentionShape, GdnShape, Geometry, KvType};
+use sha2::{Digest, Sha256};
+
+/// A source file and its entry points.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unit {
+    /// File name without ending.
+    pub name: &'static str,
+    /// The text of the file.
+    pub source: &'static str,
+    /// Names of its kernels.
+    pub kernels: &'static [&'static str],
+}
+
+/// The header that all units include.
+pub(crate) const HEADER: (&str, &str) = ("common.cuh", include_str!("../kernels/common.cuh"));
+
+pub(crate) const ROWS: Unit = Unit {
+    name: "rows",
+    source: include_str!("../kernels/rows.cu"),
+    kernels: &["embed", "rms_norm", "mtp_combine", "swiglu", "gated_norm", "gather"],
+};
+pub(crate) const PACK: Unit =
+    Unit { name: "pack", source: include_str!("../kernels/pack.cu"), kernels: &["pack"] };
+pub(crate) const LINEAR: Unit = Unit {
+    name: "linear",
+    source: include_str!("../kernels/linear.cu"),
+    kernels: &[
+        "int4_8", "int4_16", "int4_32", "int4_64", "int8_8", "int8_16", "int8_32", "int8_64", "bf16_8",
+        "bf16_16", "bf16_32", "bf16_64", "plain",
+    ],
+};
+pub(crate) const ATTENTION: Unit = Unit {
+    name: "attention",
+    source: include_str!("../kernels/attention.cu"),
+    kernels: &["prepare", "attend", "combine"],
+};
+pub(crate) const GDN: Unit = Unit {
+    name: "gdn",
+    source: include_str!("../kernels/gdn.cu"),
+    kernels: &["prepare", "remember", "fold", "scan_rows", "scan_chunks"],
+};
+pub(crate) const SAMPLE: Unit =
+    Unit { name: "sample", source: include_str!("../kernels/sample.cu"), kernels: &["sample"] };
+
+/// A unit with the constants of a geometry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitBuild {
+    /// The source.
+    pub unit: Unit,
+    /// Preprocessor constants.
+    pub defines: Vec<(&'static str, usize)>,
+}
+
+impl UnitBuild {
+    /// A unit that needs no constants.
+    pub(crate) fn plain(unit: Unit) -> Self {
+        Self { unit, defines: Vec::new() }
+    }
+
+    /// Name and constants, for people.
+    pub fn describe(&self) -> String {
+        let mut text = self.unit.name.to_owned();
+        for (name, value) in &self.defines {
+            // Writing to a string cannot fail.
+            let _ = write!(text, " {name}={value}");
+        }
+        text
+    }
+
+    /// What identifies the compiled code but for the compiler: source, header, constants and architecture, as hex.
+    pub fn key(&self, sm: u32) -> String {
+        let mut hash = Sha256::new();
+        let constants = self.defines.iter().map(|(name, value)| format!("{name}={value}"));
+        for part in
+            [self.unit.name.to_owned(), self.unit.source.to_owned(), HEADER.1.to_owned(), sm.to_string()]
+                .into_iter()
+                .chain(constants)
+        {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hex(&hash.finalize()[..16])
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The attention kernels of a shape; an error where the kernels cannot take it.
+pub fn attention_unit(shape: &AttentionShape, kv_type: KvType) -> Result<UnitBuild, String> {
+    let AttentionShape { query_heads, kv_heads, head_dim, rope_dims, .. } = *shape;
+    let fits = head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim) && rope_dims <= head_dim;
+    let heads_fit = kv_heads > 0 && query_heads.is_multiple_of(kv_heads) && query_heads / kv_heads <= 8;
+    if !fits || !heads_fit {
+        return Err(format!(
+            "the kernels take heads of 8 to 256 in steps of 8 and at most 8 query heads per kv head, not {shape:?}"
+        ));
+    }
+    let defines = vec![
+        ("HEAD_DIM", head_dim),
+        ("ROPE_DIMS", rope_dims),
+        ("QUERY_HEADS", query_heads),
+        ("KV_HEADS", kv_heads),
+        ("KV_F32", usize::from(kv_type == KvType::F32)),
+    ];
+    Ok(UnitBuild { unit: ATTENTION, defines })
+}
+
+/// The Gated `DeltaNet` kernels of a shape; an error where the kernels cannot take it.
+pub fn gdn_unit(shape: &GdnShape) -> Result<UnitBuild, String> {
+    let GdnShape { key_heads, value_heads, key_dim, value_dim, conv_width, .. } = *shape;
+    let heads_fit = key_heads > 0 && value_heads.is_multiple_of(key_heads);
+    let fits =
+        (1..=128).contains(&key_dim) && (1..=256).contains(&value_dim) && (1..=4).contains(&conv_width);
+    if !heads_fit || !fits {
+        return Err(format!(
+            "the kernels take key heads of at most 128, value heads of at most 256 and 4 taps, not {shape:?}"
+        ));
+    }
+    let defines = vec![
+        ("KEY_HEADS", key_heads),
+        ("VALUE_HEADS", value_heads),
+        ("KEY_DIM", key_dim),
+        ("VALUE_DIM", value_dim),
+        ("CONV_WIDTH", conv_width),
+    ];
+    Ok(UnitBuild { unit: GDN, defines })
+}
+
+/// The units that need no geometry.
+pub fn fixed_units() -> Vec<UnitBuild> {
+    [ROWS, PACK, LINEAR, SAMPLE].into_iter().map(UnitBuild::plain).collect()
+}
+
+/// Everything that a geometry needs with KV of the given types, each unit once.
+pub fn units_of(geometry: &Geometry, kv_types: &[KvType]) -> Result<Vec<UnitBuild>, String> {
+    let mut units = fixed_units();
+    for kv_type in kv_types {
+        units.push(attention_unit(&geometry.attention, *kv_type)?);
+    }
+    units.push(gdn_unit(&geometry.gdn)?);
+    Ok(units)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gdn(name: &str) -> UnitBuild {
+        gdn_unit(&Geometry::named(name).unwrap().gdn).unwrap()
+    }
+
+    #[test]
+    fn a_key_follows_everything_that_changes_the_code() {
+        let build = gdn("27b");
+        let key = build.key(90);
+        assert_eq!(key, gdn("27b").key(90));
+        assert_ne!(key, build.key(86));
+        assert_ne!(key, gdn("tiny").key(90));
+        let other_source = UnitBuild { unit: Unit { source: "other", ..build.unit }, ..build.clone() };
+        assert_ne!(key, other_source.key(90));
+        let moved = UnitBuild { defines: build.defines.iter().rev().copied().collect(), ..build };
+        assert_ne!(key, moved.key(90));
+    }
+
+    #[test]
+    fn every_kernel_is_in_its_source() {
+        for unit in [ROWS, PACK, ATTENTION, GDN, SAMPLE] {
+            for kernel in unit.kernels {
+                assert!(unit.source.contains(&format!(" {kernel}(const ")), "{} {kernel}", unit.name);
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_that_the_kernels_cannot_take_are_refused_with_the_shape() {
+        let geometry = Geometry::named("27b").unwrap();
+        let wide = AttentionShape { head_dim: 512, ..geometry.attention };
+        assert!(attention_unit(&wide, KvType::Bf16).unwrap_err().contains("512"));
+        let uneven = GdnShape { value_heads: 17, ..geometry.gdn };
+        assert!(gdn_unit(&uneven).unwrap_err().contains("17"));
+    }
+
+    #[test]
+    fn every_named_geometry_has_units() {
+        for name in Geometry::NAMES {
+            let geometry = Geometry::named(name).unwrap();
+            assert_eq!(units_of(&geometry, &[KvType::Bf16]).unwrap().len(), 6);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The GPU against the reference, every op. Without a GPU it says so and passes: the machine has nothing to test.
+
+use std::path::PathBuf;
+
+use qwill_cpu::ReferenceDevice;
+use qwill_cuda::{CudaDevice, CudaOptions};
+use qwill_device::suite::{self, SuiteOptions, odd_geometry};
+use qwill_device::{Activations, Device, Geometry};
+
+/// The first GPU, with kernels cached in `QWILL_KERNEL_CACHE` where that is set.
+fn device() -> Option<CudaDevice> {
+    let mut options = CudaOptions::default();
+    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
+        options.kernel_cache_directory = Some(PathBuf::from(directory));
+    }
+    match CudaDevice::new(&options) {
+        Ok(device) => Some(device),
+        // Where a GPU must be, its absence is a failure.
+        Err(error) if std::env::var_os("QWILL_REQUIRE_GPU").is_some() => panic!("{error}"),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn check(geometry: Geometry) {
+    let Some(mut device) = device() else { return };
+    let mut reference = ReferenceDevice::new(Activations::Bf16);
+    let name = geometry.name.clone();
+    let options = SuiteOptions { seed: 7, geometries: vec![geometry], ..SuiteOptions::default() };
+    let report = suite::run(&mut device, &mut reference, &options);
+    println!("{name}: {report}");
+    assert!(report.passed(), "{name}: {report}");
+}
+
+#[test]
+fn odd_shapes_agree_with_the_reference() {
+    check(odd_geometry());
+}
+
+#[test]
+fn tiny_shapes_agree_with_the_reference() {
+    check(Geometry::named("tiny").unwrap());
+}
+
+#[test]
+fn shapes_of_the_smallest_model_agree_with_the_reference() {
+    check(Geometry::named("0.8b").unwrap());
+}
+
+#[test]
+fn shapes_of_the_largest_model_agree_with_the_reference() {
+    check(Geometry::named("27b").unwrap());
+}
+
+#[test]
+fn an_allocation_beyond_the_budget_is_an_error_with_both_numbers() {
+    let options = CudaOptions { memory_budget_bytes: Some(64 << 20), ..CudaOptions::default() };
+    if device().is_none() {
+        return;
+    }
+    let mut device = CudaDevice::new(&options).unwrap();
+    assert_eq!(device.facts().memory_bytes, 64 << 20);
+    let message = device.buffer(1024, 1 << 20).unwrap_err().to_string();
+    assert!(message.contains("4294967296"), "{message}");
+    device.buffer(16, 1024).unwrap();
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error() {
+    let message =
+        CudaDevice::new(&CudaOptions { ordinal: 99, ..CudaOptions::default() }).unwrap_err().to_string();
+    assert!(message.contains("99"), "{message}");
+}
