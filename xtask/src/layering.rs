@@ -27,13 +27,14 @@ const fn layer(name: &'static str, uses: &'static [&'static str]) -> Layer {
 }
 
 /// The workspace, bottom up.
-const LAYERS: [Layer; 10] = [
+const LAYERS: [Layer; 11] = [
     layer("qwill-contract", &[]),
     layer("qwill-device", &[]),
     layer("qwill-text", &[]),
     layer("qwill-weights", &["qwill-device"]),
     layer("qwill-cpu", &["qwill-device"]),
-    Layer { tests_use: &["qwill-cpu"], ..layer("qwill-model", &["qwill-device", "qwill-weights"]) },
+    Layer { tests_use: &["qwill-cpu"], ..layer("qwill-cuda", &["qwill-device"]) },
+    Layer { tests_use: &["qwill-cpu", "qwill-cuda"], ..layer("qwill-model", &["qwill-device", "qwill-weights"]) },
     Layer {
         tests_use: &["qwill-cpu", "qwill-weights"],
         ..layer("qwill-engine", &["qwill-contract", "qwill-device", "qwill-model"])

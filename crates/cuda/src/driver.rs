@@ -2,9 +2,10 @@
 //! waits for it. No events, no second stream.
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{DriverError, result, sys};
 use qwill_device::DeviceError;
@@ -25,6 +26,17 @@ pub(crate) struct Driver {
     sm: u32,
     budget_bytes: u64,
     used_bytes: AtomicU64,
+    /// What each op took, while that is measured.
+    timings: Mutex<Option<BTreeMap<&'static str, OpTiming>>>,
+}
+
+/// Time of an op's kernels on the device.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct OpTiming {
+    /// Kernels launched.
+    pub launches: u64,
+    /// Their time together, microseconds.
+    pub microseconds: f64,
 }
 
 // SAFETY: the driver's handles may be used from any thread; every call makes the context current on its thread first.
@@ -132,6 +144,7 @@ impl Driver {
                     budget_bytes: budget_bytes
                         .map_or(free_bytes as u64, |budget| budget.min(free_bytes as u64)),
                     used_bytes: AtomicU64::new(0),
+                    timings: Mutex::new(None),
                 })
             }
         };
@@ -212,6 +225,8 @@ impl Driver {
             return Err(DeviceError::shape(op, format!("a grid of {x} x {y} x {z} blocks")));
         }
         self.bind().map_err(|error| self.failed(op, error))?;
+        let timed = self.timings.lock().is_ok_and(|timings| timings.is_some());
+        let started = if timed { Some(self.record(op)?) } else { None };
         let mut pointers = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: the kernel takes exactly one parameter, the C twin of P, which the driver copies during the call.
         unsafe {
@@ -224,7 +239,49 @@ impl Driver {
                 &mut pointers,
             )
         }
-        .map_err(|error| self.failed(op, error))
+        .map_err(|error| self.failed(op, error))?;
+        match started {
+            Some(started) => self.add_timing(op, started),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts to measure every launch, or stops and returns what was measured. Each launch then waits for its end.
+    pub(crate) fn measure(&self, on: bool) -> BTreeMap<&'static str, OpTiming> {
+        let fresh = on.then(BTreeMap::new);
+        self.timings
+            .lock()
+            .map_or(None, |mut timings| std::mem::replace(&mut *timings, fresh))
+            .unwrap_or_default()
+    }
+
+    fn record(&self, op: &'static str) -> Result<sys::CUevent, DeviceError> {
+        let record = || -> Result<sys::CUevent, DriverError> {
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+            // SAFETY: a fresh event on a living stream.
+            unsafe { result::event::record(event, self.stream) }?;
+            Ok(event)
+        };
+        record().map_err(|error| self.failed(op, error))
+    }
+
+    fn add_timing(&self, op: &'static str, started: sys::CUevent) -> Result<(), DeviceError> {
+        let ended = self.record(op)?;
+        // SAFETY: both events were recorded and are destroyed once.
+        let milliseconds = unsafe {
+            let elapsed =
+                result::event::synchronize(ended).and_then(|()| result::event::elapsed(started, ended));
+            let _ = (result::event::destroy(started), result::event::destroy(ended));
+            elapsed.map_err(|error| self.failed(op, error))?
+        };
+        if let Ok(mut timings) = self.timings.lock()
+            && let Some(timings) = timings.as_mut()
+        {
+            let timing: &mut OpTiming = timings.entry(op).or_default();
+            timing.launches += 1;
+            timing.microseconds += f64::from(milliseconds) * 1e3;
+        }
+        Ok(())
     }
 
     /// Loads code.

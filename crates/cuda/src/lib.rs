@@ -18,6 +18,7 @@ mod unit;
 
 pub use cubin_cache::CubinCache;
 pub use device::{CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaOptions, CudaVector};
+pub use driver::OpTiming;
 pub use error::KernelError;
 pub use nvrtc::{Compiled, Nvrtc};
 pub use store::{KernelOrigin, KernelStore};

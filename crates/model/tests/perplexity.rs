@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{MAX_ROWS, Sequence, fast, json, logsumexp, reference, rows_of, tiny};
+use common::{MAX_ROWS, Sequence, fast, gpu, json, logsumexp, reference, rows_of, tiny};
 use qwill_device::{Activations, Device, KvType};
 use qwill_model::Model;
 use qwill_weights::Quantize;
@@ -70,15 +70,26 @@ fn f32_perplexity_is_the_golden_one_on_the_fast_device() {
     check_f32("fast", fast(Activations::F32));
 }
 
-#[test]
-fn bfloat16_perplexity_is_within_its_tolerance() {
-    let mut model = tiny(fast(Activations::Bf16), Quantize::None, KvType::Bf16);
+fn check_bf16<D: Device>(name: &str, device: D) {
+    let mut model = tiny(device, Quantize::None, KvType::Bf16);
     let found = perplexity(&mut model, |index, window, nll| {
         // Per window, twice the reference implementation's own distance to f32.
         assert!((nll / window.nll_bf16 - 1.0).abs() < 2e-3, "window {index}: {nll} and {}", window.nll_bf16);
     });
-    println!("fast bf16 perplexity {found:.4}");
+    println!("{name} bf16 perplexity {found:.4}");
     assert!((found - 113.70).abs() <= 0.2, "{found}");
+}
+
+#[test]
+fn bfloat16_perplexity_is_within_its_tolerance() {
+    check_bf16("fast", fast(Activations::Bf16));
+}
+
+#[test]
+fn bfloat16_perplexity_is_within_its_tolerance_on_the_gpu() {
+    if let Some(device) = gpu() {
+        check_bf16("gpu", device);
+    }
 }
 
 /// Round-to-nearest weights cost a little; a wrong scale, group or nibble costs a lot.

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{
-    Golden, MAX_ROWS, Sequence, argmax, assert_close, assert_close_relative, fast, json, logsumexp,
+    Golden, MAX_ROWS, Sequence, argmax, assert_close, assert_close_relative, fast, gpu, json, logsumexp,
     reference, rows_of, tiny,
 };
 use qwill_device::batch::{CONV_RING, PAGE_TOKENS};
@@ -259,6 +259,38 @@ fn bfloat16_stays_within_its_tolerance_on_the_reference_device() {
 #[test]
 fn bfloat16_stays_within_its_tolerance_on_the_fast_device() {
     check_bf16(fast(Activations::Bf16));
+}
+
+#[test]
+fn bfloat16_stays_within_its_tolerance_on_the_gpu() {
+    if let Some(device) = gpu() {
+        check_bf16(device);
+    }
+}
+
+/// The rows of a verify give the bits of plain steps, alone or beside another sequence.
+#[test]
+fn a_verify_on_the_gpu_has_the_bits_of_plain_steps() {
+    let Some(device) = gpu() else { return };
+    let golden = Golden::open("golden/trunk.safetensors");
+    let mut model = tiny(device, Quantize::Int4, KvType::Bf16);
+    let tokens = golden.ints("n65.greedy_ids");
+    let mut plain = Sequence::default();
+    prefill(&mut model, &mut plain, golden.ints("n65.ids"), MAX_ROWS);
+    let steps: Vec<Vec<f32>> = tokens[..48].iter().map(|token| plain.decode(&mut model, *token)).collect();
+    let mut rounds = Sequence::default();
+    prefill(&mut model, &mut rounds, golden.ints("n65.ids"), MAX_ROWS);
+    let mut done = 0;
+    for width in [3, 1, 7, 16, 5, 16] {
+        let width = width.min(rounds.ring_room()).min(48 - done);
+        let logits = rounds.verify(&mut model, &tokens[done..done + width]);
+        for (row, logits) in logits.iter().enumerate() {
+            assert!(*logits == steps[done + row], "step {} in a round of {width}", done + row);
+        }
+        rounds.commit(width);
+        done += width;
+    }
+    assert_eq!(done, 48);
 }
 
 /// Greedy answers to chat prompts, stopping at a stop token.

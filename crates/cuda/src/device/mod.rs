@@ -11,6 +11,7 @@ mod rows;
 mod sample;
 mod step;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use qwill_device::{
     GdnWeights, KvPage, MatrixData, SampleRow, Sampled, ScoreRow, WeightFormat,
 };
 
-use crate::driver::{Driver, Function, Memory};
+use crate::driver::{Driver, Function, Memory, OpTiming};
 use crate::unit::{self, UnitBuild};
 use crate::{CubinCache, KernelOrigin, KernelStore};
 use check::Check;
@@ -147,6 +148,16 @@ impl CudaDevice {
             partials: Scratch::new("parts of attention"),
             sampler: sample::SamplerMemory::default(),
         })
+    }
+
+    /// Starts to measure the time of every op's kernels; each then waits for its end, so that steps are slower.
+    pub fn start_measuring(&mut self) {
+        self.driver.measure(true);
+    }
+
+    /// Stops measuring and returns what each op took.
+    pub fn stop_measuring(&mut self) -> BTreeMap<&'static str, OpTiming> {
+        self.driver.measure(false)
     }
 
     /// Uploads row indices for the op that is about to run.

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use qwill_cpu::{CpuDevice, ReferenceDevice};
+use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::batch::PAGE_TOKENS;
 use qwill_device::{Activations, Batch, Chunk, Device, KvType, Phase, RING_TOKENS, Span};
 use qwill_model::{Model, ModelOptions, MtpHidden};
@@ -13,8 +14,10 @@ use qwill_weights::{Checkpoint, Quantize};
 
 pub(crate) const MAX_ROWS: usize = 1024;
 
+/// A file of the repository; `QWILL_REPOSITORY` says where that is on a machine other than the one that built this.
 pub(crate) fn repository(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+    let built_in = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::env::var_os("QWILL_REPOSITORY").map_or_else(built_in, PathBuf::from).join(path)
 }
 
 pub(crate) fn json(path: &str) -> serde_json::Value {
@@ -27,6 +30,22 @@ pub(crate) fn reference(activations: Activations) -> ReferenceDevice {
 
 pub(crate) fn fast(activations: Activations) -> CpuDevice {
     CpuDevice::new(qwill_cpu::fast::CpuOptions { threads: 2, activations, isa: None }).unwrap()
+}
+
+/// The first GPU; `None`, with the reason printed, where there is none and `QWILL_REQUIRE_GPU` is not set.
+pub(crate) fn gpu() -> Option<CudaDevice> {
+    let mut options = CudaOptions::default();
+    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
+        options.kernel_cache_directory = Some(PathBuf::from(directory));
+    }
+    match CudaDevice::new(&options) {
+        Ok(device) => Some(device),
+        Err(error) if std::env::var_os("QWILL_REQUIRE_GPU").is_some() => panic!("{error}"),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
 }
 
 pub(crate) fn tiny<D: Device>(device: D, quantize: Quantize, kv_type: KvType) -> Model<D> {
