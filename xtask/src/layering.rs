@@ -34,7 +34,10 @@ const LAYERS: [Layer; 11] = [
     layer("qwill-weights", &["qwill-device"]),
     layer("qwill-cpu", &["qwill-device"]),
     Layer { tests_use: &["qwill-cpu"], ..layer("qwill-cuda", &["qwill-device"]) },
-    Layer { tests_use: &["qwill-cpu", "qwill-cuda"], ..layer("qwill-model", &["qwill-device", "qwill-weights"]) },
+    Layer {
+        tests_use: &["qwill-cpu", "qwill-cuda"],
+        ..layer("qwill-model", &["qwill-device", "qwill-weights"])
+    },
     Layer {
         tests_use: &["qwill-cpu", "qwill-weights"],
         ..layer("qwill-engine", &["qwill-contract", "qwill-device", "qwill-model"])

@@ -2,6 +2,7 @@
 
 pub mod ci;
 pub mod dependencies;
+pub mod gpu;
 pub mod layering;
 pub mod reference;
 pub mod sizes;

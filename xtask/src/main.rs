@@ -9,6 +9,8 @@ const USAGE: &str = "usage: cargo xtask <command>
 commands:
   ci              everything CI runs, each step timed; stops at the first failure
   layering        which crate may depend on which, and how long a source file may be
+  kernels [...]   compile every GPU kernel without a GPU and compare it with its budget (--update rewrites that)
+  gpu-bundle [SM] tests and timings for a GPU machine without Rust, in .bundle (SM: 90 if not given)
   docs [--check]  write docs/reference.md from the command line definitions, or fail when it is stale";
 
 fn main() -> ExitCode {
@@ -27,6 +29,9 @@ fn run() -> Result<()> {
     match arguments.as_slice() {
         ["ci"] => xtask::ci::run(),
         ["layering"] => layering(),
+        ["kernels", rest @ ..] => xtask::gpu::kernels(rest),
+        ["gpu-bundle"] => xtask::gpu::bundle("90"),
+        ["gpu-bundle", architecture] => xtask::gpu::bundle(architecture),
         ["docs"] => xtask::reference::write(),
         ["docs", "--check"] => xtask::reference::check(),
         ["help" | "--help" | "-h"] => {

@@ -147,20 +147,24 @@ extern "C" __global__ void __launch_bounds__(VALUE_THREADS) fold(const ScanParam
 #define PARTS 4
 #define PART_KEYS ((KEY_DIM + PARTS - 1) / PARTS)
 
-// Rows of a round: S is read once for all of them, by four warps with a quarter of the keys each, a value column per
-// lane; then one warp walks ring and rows in order. grid (ceil(VALUE_DIM / COLUMNS), VALUE_HEADS, spans)
-extern "C" __global__ void __launch_bounds__(PARTS * 32) scan_rows(const ScanParams p) {
-    __shared__ float row_keys[MAX_ROUND_ROWS][KEY_DIM];
-    __shared__ float row_queries[MAX_ROUND_ROWS][KEY_DIM];
+template <int ROWS> struct RoundShared {
+    double logs[RING_TOKENS];
+    float row_keys[ROWS][KEY_DIM];
+    float row_queries[ROWS][KEY_DIM];
     // Keys of the ring while the weights are made, then the parts' sums.
-    __shared__ union {
+    union {
         float keys[RING_TOKENS][KEY_DIM];
-        float sums[PARTS][MAX_ROUND_ROWS][32];
-    } shared;
-    __shared__ float key_weights[MAX_ROUND_ROWS][RING_TOKENS];
-    __shared__ float query_weights[MAX_ROUND_ROWS][RING_TOKENS];
-    __shared__ float corrected[RING_TOKENS][COLUMNS];
-    __shared__ double logs[RING_TOKENS];
+        float sums[2][PARTS][ROWS][COLUMNS];
+    };
+    float key_weights[ROWS][RING_TOKENS];
+    float query_weights[ROWS][RING_TOKENS];
+    float corrected[RING_TOKENS][COLUMNS];
+};
+
+// Rows of a round: S is read once for all of them, by four warps with a quarter of the keys each, a value column per
+// lane, on its way while the weights of ring and rows are made; then one warp walks ring and rows in order.
+// Compiled for several numbers of rows; the arithmetic of a row is the same in all.
+template <int ROWS> __device__ __forceinline__ void scan_round(const ScanParams &p, RoundShared<ROWS> &s) {
     u32 lane = threadIdx.x & 31, part = threadIdx.x / 32, head = blockIdx.y, key_head = KEY_HEAD(head);
     Span span = p.step.spans[blockIdx.z];
     u32 rows = span.rows, before = span.ring_len == RING_TOKENS ? 0 : span.ring_len, all = before + rows;
@@ -168,111 +172,108 @@ extern "C" __global__ void __launch_bounds__(PARTS * 32) scan_rows(const ScanPar
     bool has_column = col < VALUE_DIM;
     float *ring = p.ring + (size_t)span.slot * RING_TOKENS * RING_ENTRY;
     const float *mixed = p.mixed + (size_t)span.first_row * p.mixed_cols;
+    const float *base = p.base + ((size_t)span.slot * VALUE_HEADS + head) * STATE + col;
 
+    float state[PART_KEYS];
+#pragma unroll
+    for (u32 i = 0; i < PART_KEYS; i++) {
+        u32 d = part * PART_KEYS + i;
+        state[i] = has_column && d < KEY_DIM ? __ldg(base + d * VALUE_DIM) : 0.0f;
+    }
     for (u32 i = threadIdx.x; i < rows * KEY_DIM; i += PARTS * 32) {
         const float *row = mixed + (size_t)(i / KEY_DIM) * p.mixed_cols + key_head * KEY_DIM + i % KEY_DIM;
-        row_queries[i / KEY_DIM][i % KEY_DIM] = row[0];
-        row_keys[i / KEY_DIM][i % KEY_DIM] = row[KEY_COLUMNS];
+        s.row_queries[i / KEY_DIM][i % KEY_DIM] = row[0];
+        s.row_keys[i / KEY_DIM][i % KEY_DIM] = row[KEY_COLUMNS];
     }
     for (u32 i = threadIdx.x; i < before * KEY_DIM; i += PARTS * 32)
-        shared.keys[i / KEY_DIM][i % KEY_DIM] = ring[(i / KEY_DIM) * RING_ENTRY + key_head * KEY_DIM + i % KEY_DIM];
+        s.keys[i / KEY_DIM][i % KEY_DIM] = ring[(i / KEY_DIM) * RING_ENTRY + key_head * KEY_DIM + i % KEY_DIM];
     for (u32 j = part; j < before; j += PARTS)
-        corrected[j][lane] = has_column ? ring[j * RING_ENTRY + KEY_COLUMNS + head * VALUE_DIM + col] : 0.0f;
-    if (threadIdx.x < all) {
-        u32 j = threadIdx.x;
-        logs[j] = j < before ? ring[j * RING_ENTRY + KEY_COLUMNS + VALUE_COLUMNS + head]
-                             : mixed[(size_t)(j - before) * p.mixed_cols + LOG_DECAY_COLUMN + head];
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
+        s.corrected[j][lane] = has_column ? ring[j * RING_ENTRY + KEY_COLUMNS + head * VALUE_DIM + col] : 0.0f;
+    // Warp 0 has an entry per lane and sums in order.
+    if (part == 0) {
+        float log = 0.0f;
+        if (lane < before) log = ring[lane * RING_ENTRY + KEY_COLUMNS + VALUE_COLUMNS + head];
+        else if (lane < all) log = mixed[(size_t)(lane - before) * p.mixed_cols + LOG_DECAY_COLUMN + head];
         double sum = 0.0;
-        for (u32 j = 0; j < all; j++) sum += logs[j], logs[j] = sum;
+        for (u32 j = 0; j < all; j++) {
+            sum += (double)__shfl_sync(0xffffffffu, log, j);
+            if (lane == j) s.logs[j] = sum;
+        }
     }
     __syncthreads();
     // (G_t / G_j) k̂_j·k̂_t and (G_t / G_j) k̂_j·q̂_t
     for (u32 i = part; i < rows * all; i += PARTS) {
         u32 t = i / all, j = i % all;
         if (j > before + t) continue;
-        const float *key = j < before ? shared.keys[j] : row_keys[j - before];
+        const float *key = j < before ? s.keys[j] : s.row_keys[j - before];
         float with_key = 0.0f, with_query = 0.0f;
 #pragma unroll
         for (u32 d = lane; d < KEY_DIM; d += 32) {
-            with_key = fmaf(key[d], row_keys[t][d], with_key);
-            with_query = fmaf(key[d], row_queries[t][d], with_query);
+            with_key = fmaf(key[d], s.row_keys[t][d], with_key);
+            with_query = fmaf(key[d], s.row_queries[t][d], with_query);
         }
         with_key = warp_sum(with_key), with_query = warp_sum(with_query);
         if (lane == 0) {
-            float weight = decay(logs[before + t] - logs[j]);
-            key_weights[t][j] = weight * with_key, query_weights[t][j] = weight * with_query;
+            float weight = decay(s.logs[before + t] - s.logs[j]);
+            s.key_weights[t][j] = weight * with_key, s.query_weights[t][j] = weight * with_query;
         }
     }
-    float from_key[MAX_ROUND_ROWS], from_query[MAX_ROUND_ROWS];
+    __syncthreads();
+    for (u32 t = 0; t < rows; t++) {
+        float from_key = 0.0f, from_query = 0.0f;
 #pragma unroll
-    for (u32 t = 0; t < MAX_ROUND_ROWS; t++) from_key[t] = from_query[t] = 0.0f;
-    const float *base = p.base + ((size_t)span.slot * VALUE_HEADS + head) * STATE + col;
-    if (has_column) {
-        u32 end = min((part + 1) * PART_KEYS, KEY_DIM);
-#pragma unroll 8
-        for (u32 d = part * PART_KEYS; d < end; d++) {
-            float state = base[d * VALUE_DIM];
-#pragma unroll
-            for (u32 t = 0; t < MAX_ROUND_ROWS; t++) {
-                if (t >= rows) break;
-                from_key[t] = fmaf(state, row_keys[t][d], from_key[t]);
-                from_query[t] = fmaf(state, row_queries[t][d], from_query[t]);
-            }
+        for (u32 i = 0; i < PART_KEYS; i++) {
+            u32 d = part * PART_KEYS + i;
+            if (d >= KEY_DIM) break;
+            from_key = fmaf(state[i], s.row_keys[t][d], from_key);
+            from_query = fmaf(state[i], s.row_queries[t][d], from_query);
         }
-    }
-    // Sums of the parts, keys first, then queries; warp 0 keeps them.
-    float predicted[MAX_ROUND_ROWS], read[MAX_ROUND_ROWS];
-    __syncthreads();
-#pragma unroll
-    for (u32 t = 0; t < MAX_ROUND_ROWS; t++) shared.sums[part][t][lane] = from_key[t];
-    __syncthreads();
-#pragma unroll
-    for (u32 t = 0; t < MAX_ROUND_ROWS; t++) {
-        predicted[t] = 0.0f;
-        for (u32 i = 0; i < PARTS; i++) predicted[t] += shared.sums[i][t][lane];
+        s.sums[0][part][t][lane] = from_key, s.sums[1][part][t][lane] = from_query;
     }
     __syncthreads();
-#pragma unroll
-    for (u32 t = 0; t < MAX_ROUND_ROWS; t++) shared.sums[part][t][lane] = from_query[t];
-    __syncthreads();
-#pragma unroll
-    for (u32 t = 0; t < MAX_ROUND_ROWS; t++) {
-        read[t] = 0.0f;
-        for (u32 i = 0; i < PARTS; i++) read[t] += shared.sums[i][t][lane];
-    }
     if (part == 0) {
-#pragma unroll
-        for (u32 t = 0; t < MAX_ROUND_ROWS; t++) {
-            if (t >= rows) break;
+        for (u32 t = 0; t < rows; t++) {
             u32 entry = before + t;
             const float *row = mixed + (size_t)t * p.mixed_cols;
-            float factor = decay(logs[entry]), sum = factor * predicted[t], output = factor * read[t];
+            float predicted = 0.0f, read = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < PARTS; i++) predicted += s.sums[0][i][t][lane], read += s.sums[1][i][t][lane];
+            float factor = decay(s.logs[entry]), sum = factor * predicted, output = factor * read;
+#pragma unroll 4
             for (u32 j = 0; j < entry; j++) {
-                sum = fmaf(key_weights[t][j], corrected[j][lane], sum);
-                output = fmaf(query_weights[t][j], corrected[j][lane], output);
+                sum = fmaf(s.key_weights[t][j], s.corrected[j][lane], sum);
+                output = fmaf(s.query_weights[t][j], s.corrected[j][lane], output);
             }
             float value = has_column ? row[2 * KEY_COLUMNS + head * VALUE_DIM + col] : 0.0f;
             float u = row[BETA_COLUMN + head] * (value - sum);
-            corrected[entry][lane] = u;
-            output = fmaf(query_weights[t][entry], u, output);
+            s.corrected[entry][lane] = u;
+            output = fmaf(s.query_weights[t][entry], u, output);
             if (has_column) {
                 ring[entry * RING_ENTRY + KEY_COLUMNS + head * VALUE_DIM + col] = u;
                 p.out[(size_t)(span.first_row + t) * p.out_cols + head * VALUE_DIM + col] = round_activation(output);
             }
         }
+        return;
     }
     // Entries of this round that no other block writes; none reads them before the next step.
     if (blockIdx.x != 0) return;
-    for (u32 t = threadIdx.x; t < rows; t += PARTS * 32)
+    for (u32 t = threadIdx.x - 32; t < rows; t += (PARTS - 1) * 32)
         ring[(before + t) * RING_ENTRY + KEY_COLUMNS + VALUE_COLUMNS + head] =
             mixed[(size_t)t * p.mixed_cols + LOG_DECAY_COLUMN + head];
     if (head % (VALUE_HEADS / KEY_HEADS) != 0) return;
-    for (u32 i = threadIdx.x; i < rows * KEY_DIM; i += PARTS * 32)
-        ring[(before + i / KEY_DIM) * RING_ENTRY + key_head * KEY_DIM + i % KEY_DIM] = row_keys[i / KEY_DIM][i % KEY_DIM];
+    for (u32 i = threadIdx.x - 32; i < rows * KEY_DIM; i += (PARTS - 1) * 32)
+        ring[(before + i / KEY_DIM) * RING_ENTRY + key_head * KEY_DIM + i % KEY_DIM] = s.row_keys[i / KEY_DIM][i % KEY_DIM];
 }
+
+// At most so many rows in every span. grid (ceil(VALUE_DIM / COLUMNS), VALUE_HEADS, spans)
+#define SCAN_ROWS(ROWS)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(PARTS * 32, 4) scan_rows_##ROWS(const ScanParams p) {                 \
+        __shared__ RoundShared<ROWS> shared;                                                                           \
+        scan_round<ROWS>(p, shared);                                                                                   \
+    }
+SCAN_ROWS(1)
+SCAN_ROWS(4)
+SCAN_ROWS(16)
 
 // ---- chunks of a prompt ---------------------------------------------------------------------------------------
 

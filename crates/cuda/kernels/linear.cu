@@ -99,14 +99,6 @@ template <int MT, int NT> struct Sums {
 #pragma unroll
                 for (int i = 0; i < 4; i++) v[m][n][i] = 0.0f;
     }
-    __device__ __forceinline__ void add(const Sums &other) {
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) v[m][n][i] += other.v[m][n][i];
-    }
 };
 
 template <int FORMAT, int MT, int NT>
@@ -147,8 +139,8 @@ __device__ __forceinline__ void end_group(Sums<MT, NT> &run, Sums<MT, NT> &group
 }
 
 // Few tokens: a block has MT row tiles, its warps have one run of columns each. Weights are read once, straight into
-// registers, one half tile ahead. grid (ceil(row tiles / MT), ceil(rows / (8 NT)))
-template <int FORMAT, int MT, int NT>
+// registers, AHEAD half tiles ahead. grid (ceil(row tiles / MT), ceil(rows / (8 NT)))
+template <int FORMAT, int MT, int NT, int AHEAD>
 __device__ __forceinline__ void few_tokens(const LinearParams &p) {
     __shared__ float runs[SPLITS][MT * TILE_ROWS][NT * 8 + 1];
     const Matrix &m = p.matrix;
@@ -168,29 +160,38 @@ __device__ __forceinline__ void few_tokens(const LinearParams &p) {
     Sums<MT, NT> run, group;
     run.clear();
     group.clear();
-    uint4 next[MT][Pieces<FORMAT>::COUNT], raw[MT][Pieces<FORMAT>::COUNT];
-    if (first < end)
+    // A ring of halves in registers; `ahead` is a multiple of 2 so that a half's place in it is known when unrolled.
+    uint4 ahead[AHEAD][MT][Pieces<FORMAT>::COUNT];
 #pragma unroll
-        for (int i = 0; i < MT; i++) load_half<FORMAT>(tiles[i] + (size_t)first * 2 * HALF, lane, next[i]);
-    for (u32 half = 2 * first; half < 2 * end; half++) {
+    for (int slot = 0; slot < AHEAD; slot++)
+        if (2 * first + slot < 2 * end)
 #pragma unroll
-        for (int i = 0; i < MT; i++) {
+            for (int i = 0; i < MT; i++) load_half<FORMAT>(tiles[i] + (size_t)(2 * first + slot) * HALF, lane, ahead[slot][i]);
+    for (u32 block = 2 * first; block < 2 * end; block += AHEAD) {
 #pragma unroll
-            for (int j = 0; j < Pieces<FORMAT>::COUNT; j++) raw[i][j] = next[i][j];
-            if (half + 1 < 2 * end) load_half<FORMAT>(tiles[i] + (size_t)(half + 1) * HALF, lane, next[i]);
-        }
-        uint4 x[NT][2];
+        for (int slot = 0; slot < AHEAD; slot++) {
+            u32 half = block + slot;
+            if (half >= 2 * end) break;
+            uint4 x[NT][2], raw[MT][Pieces<FORMAT>::COUNT];
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-            u32 token = first_token + n * 8 + g;
-            x[n][0] = x[n][1] = make_uint4(0, 0, 0, 0);
-            if (token < p.rows) {
-                const uint4 *source = (const uint4 *)(p.x + (size_t)token * m.groups * GROUP + half * 64 + t * 16);
-                x[n][0] = __ldg(source), x[n][1] = __ldg(source + 1);
+            for (int n = 0; n < NT; n++) {
+                u32 token = first_token + n * 8 + g;
+                x[n][0] = x[n][1] = make_uint4(0, 0, 0, 0);
+                if (token < p.rows) {
+                    const uint4 *source = (const uint4 *)(p.x + (size_t)token * m.groups * GROUP + half * 64 + t * 16);
+                    x[n][0] = __ldg(source), x[n][1] = __ldg(source + 1);
+                }
             }
+#pragma unroll
+            for (int i = 0; i < MT; i++) {
+#pragma unroll
+                for (int j = 0; j < Pieces<FORMAT>::COUNT; j++) raw[i][j] = ahead[slot][i][j];
+                if (half + AHEAD < 2 * end)
+                    load_half<FORMAT>(tiles[i] + (size_t)(half + AHEAD) * HALF, lane, ahead[slot][i]);
+            }
+            add_half<FORMAT, MT, NT>(group, raw, x);
+            if (slot & 1) end_group<FORMAT, MT, NT>(run, group, m, tile_rows, half / 2, lane);
         }
-        add_half<FORMAT, MT, NT>(group, raw, x);
-        if (half & 1) end_group<FORMAT, MT, NT>(run, group, m, tile_rows, half / 2, lane);
     }
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -222,7 +223,10 @@ __device__ __forceinline__ void copy_async(void *to, const void *from, bool want
 template <int FORMAT>
 __device__ __forceinline__ void many_tokens(const LinearParams &p) {
     const int MT = 2, NT = 4;
-    __shared__ __align__(16) u16 tokens[2][TILE_TOKENS][TILE_STRIDE];
+    extern __shared__ __align__(16) u8 memory[];
+    u16(*tokens)[TILE_TOKENS][TILE_STRIDE] = (u16(*)[TILE_TOKENS][TILE_STRIDE])memory;
+    // Sums of the runs so far, a column per thread: touched eight times in all, so not worth registers.
+    float(*totals)[256] = (float(*)[256])(memory + 2 * TILE_TOKENS * TILE_STRIDE * sizeof(u16));
     const Matrix &m = p.matrix;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
     u32 all_tile_rows = (m.rows + TILE_ROWS - 1) / TILE_ROWS, first_token = blockIdx.x * TILE_TOKENS;
@@ -246,10 +250,17 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
         tile_rows[i] = min(first_tile_row + i, all_tile_rows - 1);
         tiles[i] = m.data + (size_t)tile_rows[i] * m.groups * 2 * HALF;
     }
-    Sums<MT, NT> total, run, group;
-    total.clear();
+    Sums<MT, NT> run, group;
     run.clear();
     group.clear();
+    auto end_run = [&](bool first) {
+#pragma unroll
+        for (int i = 0; i < MT * NT * 4; i++) {
+            float &sum = run.v[i / (NT * 4)][i / 4 % NT][i % 4];
+            totals[i][threadIdx.x] = (first ? 0.0f : totals[i][threadIdx.x]) + sum;
+            sum = 0.0f;
+        }
+    };
     uint4 next[MT][Pieces<FORMAT>::COUNT], raw[MT][Pieces<FORMAT>::COUNT];
 #pragma unroll
     for (int i = 0; i < MT; i++) load_half<FORMAT>(tiles[i], lane, next[i]);
@@ -258,8 +269,7 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
     for (u32 index = 0; index < m.groups; index++) {
         // A new run starts here; runs may be empty.
         while (split + 1 < SPLITS && (split + 1) * m.groups / SPLITS <= index) {
-            total.add(run);
-            run.clear();
+            end_run(split == 0);
             split++;
         }
         asm volatile("cp.async.wait_group 0;");
@@ -284,7 +294,7 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
         }
         end_group<FORMAT, MT, NT>(run, group, m, tile_rows, index, lane);
     }
-    total.add(run);
+    end_run(split == 0);
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -292,18 +302,32 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
 #pragma unroll
             for (int k = 0; k < 4; k++)
                 store(p, first_token + warp_token + n * 8 + t * 2 + k % 2,
-                      (first_tile_row + i) * TILE_ROWS + g + k / 2 * 8, total.v[i][n][k]);
+                      (first_tile_row + i) * TILE_ROWS + g + k / 2 * 8, totals[(i * NT + n) * 4 + k][threadIdx.x]);
 }
 
-#define PRODUCT(NAME, FORMAT)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(256) NAME##_8(const LinearParams p) { few_tokens<FORMAT, 2, 1>(p); }    \
-    extern "C" __global__ void __launch_bounds__(256) NAME##_16(const LinearParams p) { few_tokens<FORMAT, 2, 2>(p); }   \
-    extern "C" __global__ void __launch_bounds__(256) NAME##_32(const LinearParams p) { few_tokens<FORMAT, 2, 4>(p); }   \
-    extern "C" __global__ void __launch_bounds__(256) NAME##_64(const LinearParams p) { many_tokens<FORMAT>(p); }
+// At most 2, 8, 16, 32 and any number of tokens; the halves ahead are what registers allow.
+#define PRODUCT(NAME, FORMAT, AHEAD, BLOCKS)                                                                           \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_2(const LinearParams p) {                                 \
+        few_tokens<FORMAT, 1, 1, 2 * AHEAD>(p);                                                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_8(const LinearParams p) {                                 \
+        few_tokens<FORMAT, 2, 1, AHEAD>(p);                                                                            \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_16(const LinearParams p) {                                \
+        few_tokens<FORMAT, 2, 2, AHEAD>(p);                                                                            \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_32(const LinearParams p) {                                \
+        few_tokens<FORMAT, 2, 4, 2>(p);                                                                                \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME##_64(const LinearParams p) {                        \
+        many_tokens<FORMAT>(p);                                                                                        \
+    }
 
-PRODUCT(int4, FORMAT_INT4)
-PRODUCT(int8, FORMAT_INT8)
-PRODUCT(bf16, FORMAT_BF16)
+// sm_80 schedules more loads ahead and would spill at half the registers.
+#define INT4_BLOCKS (__CUDA_ARCH__ == 800 ? 1 : 2)
+PRODUCT(int4, FORMAT_INT4, 4, INT4_BLOCKS)
+PRODUCT(int8, FORMAT_INT8, 2, 1)
+PRODUCT(bf16, FORMAT_BF16, 2, 1)
 
 // F32 and F16 weights: f32 products, a warp per output and token. grid (ceil(outputs / 8), rows)
 extern "C" __global__ void __launch_bounds__(256) plain(const LinearParams p) {

@@ -15,6 +15,7 @@ mod launch;
 mod nvrtc;
 mod store;
 mod unit;
+mod usage;
 
 pub use cubin_cache::CubinCache;
 pub use device::{CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaOptions, CudaVector};
@@ -23,3 +24,4 @@ pub use error::KernelError;
 pub use nvrtc::{Compiled, Nvrtc};
 pub use store::{KernelOrigin, KernelStore};
 pub use unit::{Unit, UnitBuild, attention_unit, fixed_units, gdn_unit, units_of};
+pub use usage::{Budget, Usage, parse_usage};

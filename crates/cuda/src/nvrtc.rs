@@ -97,7 +97,6 @@ impl Nvrtc {
             format!("--gpu-architecture=sm_{sm}"),
             "--std=c++17".to_owned(),
             "--ptxas-options=-v".to_owned(),
-            "-lineinfo".to_owned(),
         ];
         let defines = build.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
         let options: Vec<String> = options.into_iter().chain(defines).collect();

@@ -22,7 +22,8 @@ pub(super) struct GdnKernels {
     prepare: Function,
     remember: Function,
     fold: Function,
-    scan_rows: Function,
+    /// For spans of at most 1, 4 and 16 rows.
+    scan_rows: [Function; 3],
     scan_chunks: Function,
 }
 
@@ -32,7 +33,11 @@ impl GdnKernels {
             prepare: module.function("prepare", 0)?,
             remember: module.function("remember", 0)?,
             fold: module.function("fold", 0)?,
-            scan_rows: module.function("scan_rows", 0)?,
+            scan_rows: [
+                module.function("scan_rows_1", 0)?,
+                module.function("scan_rows_4", 0)?,
+                module.function("scan_rows_16", 0)?,
+            ],
             scan_chunks: module.function("scan_chunks", chunk_shared_bytes(shape) as u32)?,
         })
     }
@@ -119,12 +124,12 @@ impl CudaDevice {
             let extent = Extent::new(grid, shape.value_dim.next_multiple_of(32));
             self.driver.launch(check.0, &layer.kernels.fold, extent, &params)?;
         }
-        self.driver.launch(
-            check.0,
-            &layer.kernels.scan_rows,
-            Extent::new(column_blocks, SCAN_THREADS),
-            &params,
-        )
+        let kernel = match batch.spans.iter().map(|span| span.rows).max().unwrap_or(0) {
+            0..=1 => &layer.kernels.scan_rows[0],
+            2..=4 => &layer.kernels.scan_rows[1],
+            _ => &layer.kernels.scan_rows[2],
+        };
+        self.driver.launch(check.0, kernel, Extent::new(column_blocks, SCAN_THREADS), &params)
     }
 }
 

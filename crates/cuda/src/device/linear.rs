@@ -19,20 +19,29 @@ pub(super) enum Mode {
     Raw = 2,
 }
 
-/// Entry points of linear.cu, per format one for at most 8, 16, 32 and any number of tokens.
+/// Shared memory of the kernels for any number of tokens: two groups of 64 tokens, and 32 sums a thread.
+const MANY_SHARED_BYTES: usize = 2 * 64 * (GROUP + 8) * 2 + 32 * 256 * 4;
+
+/// Entry points of linear.cu, per format one for at most 2, 8, 16, 32 and any number of tokens.
 #[derive(Debug)]
 pub(super) struct LinearKernels {
-    int4: [Function; 4],
-    int8: [Function; 4],
-    bf16: [Function; 4],
+    int4: [Function; 5],
+    int8: [Function; 5],
+    bf16: [Function; 5],
     plain: Function,
 }
 
 impl LinearKernels {
     pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
-        let family = |format: &str| -> Result<[Function; 4], DeviceError> {
-            let kernel = |tokens: u32| module.function(&format!("{format}_{tokens}"), 0);
-            Ok([kernel(8)?, kernel(16)?, kernel(32)?, kernel(64)?])
+        let family = |format: &str| -> Result<[Function; 5], DeviceError> {
+            let kernel = |tokens: u32, shared| module.function(&format!("{format}_{tokens}"), shared);
+            Ok([
+                kernel(2, 0)?,
+                kernel(8, 0)?,
+                kernel(16, 0)?,
+                kernel(32, 0)?,
+                kernel(64, MANY_SHARED_BYTES as u32)?,
+            ])
         };
         Ok(Self {
             int4: family("int4")?,
@@ -113,12 +122,14 @@ impl CudaDevice {
                 return self.driver.launch(check.0, &kernels.plain, extent, &params);
             }
         };
-        let few = Extent::new((matrix.rows().div_ceil(32), 1, 1), 256);
+        let few = |outputs: usize| Extent::new((matrix.rows().div_ceil(outputs), 1, 1), 256);
+        let many = Extent::new((rows.div_ceil(64), matrix.rows().div_ceil(128), 1), 256);
         let (kernel, extent) = match rows {
-            0..=8 => (&family[0], few),
-            9..=16 => (&family[1], few),
-            17..=32 => (&family[2], few),
-            _ => (&family[3], Extent::new((rows.div_ceil(64), matrix.rows().div_ceil(128), 1), 256)),
+            0..=2 => (&family[0], few(16)),
+            3..=8 => (&family[1], few(32)),
+            9..=16 => (&family[2], few(32)),
+            17..=32 => (&family[3], few(32)),
+            _ => (&family[4], many.with_shared(MANY_SHARED_BYTES)),
         };
         self.driver.launch(check.0, kernel, extent, &params)
     }
