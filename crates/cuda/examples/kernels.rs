@@ -13,7 +13,7 @@ use qwill_device::suite::odd_geometry;
 use qwill_device::{Geometry, KvType};
 
 const ARCHITECTURES: &str = "80,86,89,90,120";
-const GEOMETRIES: &str = "tiny,0.8b,9b,27b";
+const GEOMETRIES: &str = "odd,tiny,0.8b,9b,27b";
 
 struct Options {
     update: bool,

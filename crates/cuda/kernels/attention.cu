@@ -8,10 +8,12 @@
 #define WARPS 4
 
 #if KV_F32
+#define SCORES_AT_ONCE 1 // what registers allow
 typedef float kv;
 __device__ __forceinline__ kv to_kv(float x) { return x; }
 __device__ __forceinline__ float from_kv(kv x) { return x; }
 #else
+#define SCORES_AT_ONCE 2
 typedef u16 kv;
 __device__ __forceinline__ kv to_kv(float x) { return f32_to_bf16(x); }
 __device__ __forceinline__ float from_kv(kv x) { return bf16_to_f32(x); }
@@ -131,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend(const AttendPara
     for (u32 logical = first; logical < end; logical++) {
         size_t at = page_offset(p.step.page_table[span.first_page + logical], kv_head);
         u32 count = min(PAGE_TOKENS, positions - logical * PAGE_TOKENS);
-#pragma unroll 2
+#pragma unroll SCORES_AT_ONCE
         for (u32 i = warp; i < count; i += WARPS) {
             float key[8];
 #pragma unroll

@@ -82,7 +82,7 @@ __device__ __forceinline__ void decode(const uint4 (&raw)[Pieces<FORMAT>::COUNT]
 }
 
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                  "{%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -118,17 +118,25 @@ __device__ __forceinline__ void add_half(Sums<MT, NT> &group, const uint4 (&raw)
     }
 }
 
+// Scales of a lane's rows in one group: f16 bits of rows g and g + 8 of each row tile.
+template <int FORMAT, int MT>
+__device__ __forceinline__ void load_scales(const Matrix &matrix, const u32 (&tile_rows)[MT], u32 index, u32 lane,
+                                            u16 (&scales)[MT][2]) {
+#pragma unroll
+    for (int m = 0; m < (FORMAT == FORMAT_BF16 ? 0 : MT); m++) {
+        const u16 *at = matrix.scales + ((size_t)tile_rows[m] * matrix.groups + index) * TILE_ROWS + lane / 4;
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(scales[m][0]) : "l"(at));
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(scales[m][1]) : "l"(at + 8));
+    }
+}
+
 // run += scale · group, group = 0
 template <int FORMAT, int MT, int NT>
-__device__ __forceinline__ void end_group(Sums<MT, NT> &run, Sums<MT, NT> &group, const Matrix &matrix,
-                                          const u32 (&tile_rows)[MT], u32 index, u32 lane) {
+__device__ __forceinline__ void end_group(Sums<MT, NT> &run, Sums<MT, NT> &group, const u16 (&scales)[MT][2]) {
 #pragma unroll
     for (int m = 0; m < MT; m++) {
-        float low = 1.0f, high = 1.0f;
-        if (FORMAT != FORMAT_BF16) {
-            const u16 *scales = matrix.scales + ((size_t)tile_rows[m] * matrix.groups + index) * TILE_ROWS;
-            low = f16_to_f32(__ldg(scales + lane / 4)), high = f16_to_f32(__ldg(scales + lane / 4 + 8));
-        }
+        float low = FORMAT == FORMAT_BF16 ? 1.0f : f16_to_f32(scales[m][0]);
+        float high = FORMAT == FORMAT_BF16 ? 1.0f : f16_to_f32(scales[m][1]);
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -160,13 +168,29 @@ __device__ __forceinline__ void few_tokens(const LinearParams &p) {
     Sums<MT, NT> run, group;
     run.clear();
     group.clear();
-    // A ring of halves in registers; `ahead` is a multiple of 2 so that a half's place in it is known when unrolled.
-    uint4 ahead[AHEAD][MT][Pieces<FORMAT>::COUNT];
+    // Rings in registers: AHEAD (even) halves of weights with their groups' scales, one half of tokens. Scales come
+    // from memory like weights, and tokens from L2: neither may be waited for when they are needed.
+    uint4 ahead[AHEAD][MT][Pieces<FORMAT>::COUNT], x_ahead[NT][2];
+    u16 scales[AHEAD / 2][MT][2];
+    auto load_tokens = [&](u32 half) {
 #pragma unroll
-    for (int slot = 0; slot < AHEAD; slot++)
-        if (2 * first + slot < 2 * end)
+        for (int n = 0; n < NT; n++) {
+            u32 token = first_token + n * 8 + g;
+            x_ahead[n][0] = x_ahead[n][1] = make_uint4(0, 0, 0, 0);
+            if (token < p.rows && half < 2 * end) {
+                const uint4 *source = (const uint4 *)(p.x + (size_t)token * m.groups * GROUP + half * 64 + t * 16);
+                x_ahead[n][0] = __ldg(source), x_ahead[n][1] = __ldg(source + 1);
+            }
+        }
+    };
+    load_tokens(2 * first);
 #pragma unroll
-            for (int i = 0; i < MT; i++) load_half<FORMAT>(tiles[i] + (size_t)(2 * first + slot) * HALF, lane, ahead[slot][i]);
+    for (int slot = 0; slot < AHEAD; slot++) {
+        if (2 * first + slot >= 2 * end) break;
+        if (slot % 2 == 0) load_scales<FORMAT, MT>(m, tile_rows, first + slot / 2, lane, scales[slot / 2]);
+#pragma unroll
+        for (int i = 0; i < MT; i++) load_half<FORMAT>(tiles[i] + (size_t)(2 * first + slot) * HALF, lane, ahead[slot][i]);
+    }
     for (u32 block = 2 * first; block < 2 * end; block += AHEAD) {
 #pragma unroll
         for (int slot = 0; slot < AHEAD; slot++) {
@@ -174,14 +198,8 @@ __device__ __forceinline__ void few_tokens(const LinearParams &p) {
             if (half >= 2 * end) break;
             uint4 x[NT][2], raw[MT][Pieces<FORMAT>::COUNT];
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                u32 token = first_token + n * 8 + g;
-                x[n][0] = x[n][1] = make_uint4(0, 0, 0, 0);
-                if (token < p.rows) {
-                    const uint4 *source = (const uint4 *)(p.x + (size_t)token * m.groups * GROUP + half * 64 + t * 16);
-                    x[n][0] = __ldg(source), x[n][1] = __ldg(source + 1);
-                }
-            }
+            for (int n = 0; n < NT; n++) x[n][0] = x_ahead[n][0], x[n][1] = x_ahead[n][1];
+            load_tokens(half + 1);
 #pragma unroll
             for (int i = 0; i < MT; i++) {
 #pragma unroll
@@ -190,7 +208,11 @@ __device__ __forceinline__ void few_tokens(const LinearParams &p) {
                     load_half<FORMAT>(tiles[i] + (size_t)(half + AHEAD) * HALF, lane, ahead[slot][i]);
             }
             add_half<FORMAT, MT, NT>(group, raw, x);
-            if (slot & 1) end_group<FORMAT, MT, NT>(run, group, m, tile_rows, half / 2, lane);
+            if (slot % 2 == 1) {
+                end_group<FORMAT, MT, NT>(run, group, scales[slot / 2]);
+                if (half + AHEAD < 2 * end)
+                    load_scales<FORMAT, MT>(m, tile_rows, (half + AHEAD) / 2, lane, scales[slot / 2]);
+            }
         }
     }
 #pragma unroll
@@ -272,6 +294,8 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
             end_run(split == 0);
             split++;
         }
+        u16 scales[MT][2];
+        load_scales<FORMAT, MT>(m, tile_rows, index, lane, scales);
         asm volatile("cp.async.wait_group 0;");
         __syncthreads();
         if (index + 1 < m.groups) fetch(index + 1);
@@ -292,7 +316,7 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
             }
             add_half<FORMAT, MT, NT>(group, raw, x);
         }
-        end_group<FORMAT, MT, NT>(run, group, m, tile_rows, index, lane);
+        end_group<FORMAT, MT, NT>(run, group, scales);
     }
     end_run(split == 0);
 #pragma unroll
@@ -305,29 +329,27 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
                       (first_tile_row + i) * TILE_ROWS + g + k / 2 * 8, totals[(i * NT + n) * 4 + k][threadIdx.x]);
 }
 
-// At most 2, 8, 16, 32 and any number of tokens; the halves ahead are what registers allow.
-#define PRODUCT(NAME, FORMAT, AHEAD, BLOCKS)                                                                           \
-    extern "C" __global__ void __launch_bounds__(256) NAME##_2(const LinearParams p) {                                 \
-        few_tokens<FORMAT, 1, 1, 2 * AHEAD>(p);                                                                        \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) NAME##_8(const LinearParams p) {                                 \
-        few_tokens<FORMAT, 2, 1, AHEAD>(p);                                                                            \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) NAME##_16(const LinearParams p) {                                \
-        few_tokens<FORMAT, 2, 2, AHEAD>(p);                                                                            \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) NAME##_32(const LinearParams p) {                                \
-        few_tokens<FORMAT, 2, 4, 2>(p);                                                                                \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME##_64(const LinearParams p) {                        \
-        many_tokens<FORMAT>(p);                                                                                        \
-    }
-
 // sm_80 schedules more loads ahead and would spill at half the registers.
 #define INT4_BLOCKS (__CUDA_ARCH__ == 800 ? 1 : 2)
-PRODUCT(int4, FORMAT_INT4, 4, INT4_BLOCKS)
-PRODUCT(int8, FORMAT_INT8, 2, 1)
-PRODUCT(bf16, FORMAT_BF16, 2, 1)
+
+// At most so many tokens; the halves ahead are what registers allow.
+#define FEW(NAME, FORMAT, NT, AHEAD)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256) NAME(const LinearParams p) { few_tokens<FORMAT, 2, NT, AHEAD>(p); }
+// Any number of tokens.
+#define MANY(NAME, FORMAT, BLOCKS)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME(const LinearParams p) { many_tokens<FORMAT>(p); }
+
+FEW(int4_8, FORMAT_INT4, 1, 4)
+FEW(int4_16, FORMAT_INT4, 2, 4)
+FEW(int4_32, FORMAT_INT4, 4, 2)
+MANY(int4_64, FORMAT_INT4, INT4_BLOCKS)
+FEW(int8_8, FORMAT_INT8, 1, 2)
+FEW(int8_16, FORMAT_INT8, 2, 2)
+FEW(int8_32, FORMAT_INT8, 4, 2)
+MANY(int8_64, FORMAT_INT8, 1)
+FEW(bf16_8, FORMAT_BF16, 1, 2)
+FEW(bf16_16, FORMAT_BF16, 2, 2)
+MANY(bf16_64, FORMAT_BF16, 1)
 
 // F32 and F16 weights: f32 products, a warp per output and token. grid (ceil(outputs / 8), rows)
 extern "C" __global__ void __launch_bounds__(256) plain(const LinearParams p) {

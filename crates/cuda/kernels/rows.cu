@@ -33,24 +33,63 @@ extern "C" __global__ void __launch_bounds__(BLOCK) embed(const EmbedParams p) {
 struct NormParams {
     const float *x;
     const u32 *indices;  // rows of x, or null: row i of x
-    const float *weight; // null: no norm, only rounding
-    float *out;          // f32 result, or null
-    u16 *staged;         // bf16 result `[rows, padded]`, zero-padded, or null
+    const float *weight; // of the norm; not read by `stage`
+    float *out;          // f32 result, where `staged` is null
+    u16 *staged;         // bf16 result `[rows, padded]`, zero-padded
     u32 x_cols, out_cols, cols, padded;
     float eps;
 };
+// Four neighbouring values of a row; `whole` where rows begin on 16 bytes and have whole fours.
+__device__ __forceinline__ float4 load_four(const float *x, u32 col, u32 cols, bool whole) {
+    if (whole) return *(const float4 *)(x + col);
+    return make_float4(x[col], col + 1 < cols ? x[col + 1] : 0.0f, col + 2 < cols ? x[col + 2] : 0.0f,
+                       col + 3 < cols ? x[col + 3] : 0.0f);
+}
+
+#define NORM_BLOCK 512
+
 // grid (rows)
-extern "C" __global__ void __launch_bounds__(BLOCK) rms_norm(const NormParams p) {
-    u32 source = p.indices ? p.indices[blockIdx.x] : blockIdx.x;
-    const float *x = p.x + (size_t)source * p.x_cols;
-    float factor = p.weight ? inverse_rms(p.cols, p.eps, [&](u32 col) { return x[col]; }) : 1.0f;
-    u32 width = p.staged ? p.padded : p.cols;
-    for (u32 col = threadIdx.x; col < width; col += BLOCK) {
-        float value = 0.0f;
-        if (col < p.cols) value = p.weight ? x[col] * factor * p.weight[col] : x[col];
-        if (p.out && col < p.cols) p.out[(size_t)blockIdx.x * p.out_cols + col] = round_activation(value);
-        if (p.staged) p.staged[(size_t)blockIdx.x * p.padded + col] = f32_to_bf16(value);
+extern "C" __global__ void __launch_bounds__(NORM_BLOCK) rms_norm(const NormParams p) {
+    const float *x = p.x + (size_t)(p.indices ? p.indices[blockIdx.x] : blockIdx.x) * p.x_cols;
+    bool whole = p.x_cols % 4 == 0 && p.cols % 4 == 0;
+    float sum = 0.0f;
+#pragma unroll 4
+    for (u32 col = threadIdx.x * 4; col < p.cols; col += NORM_BLOCK * 4) {
+        float4 v = load_four(x, col, p.cols, whole);
+        sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
     }
+    float factor = 1.0f / sqrtf(block_sum(sum, partial) / (float)p.cols + p.eps);
+    u32 width = p.staged ? p.padded : p.cols;
+#pragma unroll 4
+    for (u32 col = threadIdx.x * 4; col < width; col += NORM_BLOCK * 4) {
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (col < p.cols) {
+            v = load_four(x, col, p.cols, whole);
+            float4 w = load_four(p.weight, col, p.cols, p.cols % 4 == 0);
+            v = make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);
+        }
+        if (p.staged) {
+            u32 low = f32_to_bf16(v.x) | (u32)f32_to_bf16(v.y) << 16, high = f32_to_bf16(v.z) | (u32)f32_to_bf16(v.w) << 16;
+            *(uint2 *)(p.staged + (size_t)blockIdx.x * p.padded + col) = make_uint2(low, high);
+        } else {
+            const float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+                if (col + i < p.cols)
+                    p.out[(size_t)blockIdx.x * p.out_cols + col + i] = round_activation(values[i]);
+        }
+    }
+}
+
+// Rows as they are, in bf16. grid (ceil(padded / (4 · BLOCK)), rows)
+extern "C" __global__ void __launch_bounds__(BLOCK) stage(const NormParams p) {
+    const float *x = p.x + (size_t)(p.indices ? p.indices[blockIdx.y] : blockIdx.y) * p.x_cols;
+    u32 col = (blockIdx.x * BLOCK + threadIdx.x) * 4;
+    if (col >= p.padded) return;
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (col < p.cols) v = load_four(x, col, p.cols, p.x_cols % 4 == 0 && p.cols % 4 == 0);
+    u32 low = f32_to_bf16(v.x) | (u32)f32_to_bf16(v.y) << 16, high = f32_to_bf16(v.z) | (u32)f32_to_bf16(v.w) << 16;
+    *(uint2 *)(p.staged + (size_t)blockIdx.y * p.padded + col) = make_uint2(low, high);
 }
 
 struct MtpParams {

@@ -46,7 +46,7 @@ pub(crate) struct StepParams {
 params! {
     /// rows.cu, `embed`.
     EmbedParams { table: MatrixParams, tokens: u64, out: u64, out_cols: u32, }
-    /// rows.cu, `rms_norm`.
+    /// rows.cu, `rms_norm` and `stage`.
     NormParams {
         x: u64, indices: u64, weight: u64, out: u64, staged: u64,
         x_cols: u32, out_cols: u32, cols: u32, padded: u32, eps: f32,

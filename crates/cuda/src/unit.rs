@@ -22,7 +22,7 @@ pub(crate) const HEADER: (&str, &str) = ("common.cuh", include_str!("../kernels/
 pub(crate) const ROWS: Unit = Unit {
     name: "rows",
     source: include_str!("../kernels/rows.cu"),
-    kernels: &["embed", "rms_norm", "mtp_combine", "swiglu", "gated_norm", "gather"],
+    kernels: &["embed", "rms_norm", "stage", "mtp_combine", "swiglu", "gated_norm", "gather"],
 };
 pub(crate) const PACK: Unit =
     Unit { name: "pack", source: include_str!("../kernels/pack.cu"), kernels: &["pack"] };
@@ -30,8 +30,8 @@ pub(crate) const LINEAR: Unit = Unit {
     name: "linear",
     source: include_str!("../kernels/linear.cu"),
     kernels: &[
-        "int4_2", "int4_8", "int4_16", "int4_32", "int4_64", "int8_2", "int8_8", "int8_16", "int8_32",
-        "int8_64", "bf16_2", "bf16_8", "bf16_16", "bf16_32", "bf16_64", "plain",
+        "int4_8", "int4_16", "int4_32", "int4_64", "int8_8", "int8_16", "int8_32", "int8_64", "bf16_8",
+        "bf16_16", "bf16_64", "plain",
     ],
 };
 pub(crate) const ATTENTION: Unit = Unit {

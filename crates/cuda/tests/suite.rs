@@ -8,12 +8,16 @@ use qwill_device::suite::{self, SuiteOptions, odd_geometry};
 use qwill_device::{Activations, Device, Geometry};
 
 /// The first GPU, with kernels cached in `QWILL_KERNEL_CACHE` where that is set.
-fn device() -> Option<CudaDevice> {
+fn options() -> CudaOptions {
     let mut options = CudaOptions::default();
     if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
         options.kernel_cache_directory = Some(PathBuf::from(directory));
     }
-    match CudaDevice::new(&options) {
+    options
+}
+
+fn device() -> Option<CudaDevice> {
+    match CudaDevice::new(&options()) {
         Ok(device) => Some(device),
         // Where a GPU must be, its absence is a failure.
         Err(error) if std::env::var_os("QWILL_REQUIRE_GPU").is_some() => panic!("{error}"),
@@ -56,7 +60,7 @@ fn shapes_of_the_largest_model_agree_with_the_reference() {
 
 #[test]
 fn an_allocation_beyond_the_budget_is_an_error_with_both_numbers() {
-    let options = CudaOptions { memory_budget_bytes: Some(64 << 20), ..CudaOptions::default() };
+    let options = CudaOptions { memory_budget_bytes: Some(64 << 20), ..options() };
     if device().is_none() {
         return;
     }

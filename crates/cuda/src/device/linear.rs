@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use qwill_device::{DeviceError, GROUP, WeightFormat};
 
+use super::rows::{BLOCK, NORM_BLOCK};
 use super::{Check, CudaBuffer, CudaDevice, CudaMatrix, CudaVector};
 use crate::driver::{Extent, Function, Module};
 use crate::launch::{LinearParams, NormParams};
@@ -22,33 +23,63 @@ pub(super) enum Mode {
 /// Shared memory of the kernels for any number of tokens: two groups of 64 tokens, and 32 sums a thread.
 const MANY_SHARED_BYTES: usize = 2 * 64 * (GROUP + 8) * 2 + 32 * 256 * 4;
 
-/// Entry points of linear.cu, per format one for at most 2, 8, 16, 32 and any number of tokens.
+/// Entry points of linear.cu.
 #[derive(Debug)]
 pub(super) struct LinearKernels {
-    int4: [Function; 5],
-    int8: [Function; 5],
-    bf16: [Function; 5],
+    int4: Family,
+    int8: Family,
+    bf16: Family,
     plain: Function,
+}
+
+/// Kernels of one format.
+#[derive(Debug)]
+struct Family {
+    /// For at most so many tokens, ascending, and the tokens of a block.
+    few: Vec<(usize, usize, Function)>,
+    /// For any number.
+    many: Function,
 }
 
 impl LinearKernels {
     pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
-        let family = |format: &str| -> Result<[Function; 5], DeviceError> {
-            let kernel = |tokens: u32, shared| module.function(&format!("{format}_{tokens}"), shared);
-            Ok([
-                kernel(2, 0)?,
-                kernel(8, 0)?,
-                kernel(16, 0)?,
-                kernel(32, 0)?,
-                kernel(64, MANY_SHARED_BYTES as u32)?,
-            ])
-        };
+        let kernel = |name: &str| module.function(name, 0);
+        let many = |name: &str| module.function(name, MANY_SHARED_BYTES as u32);
         Ok(Self {
-            int4: family("int4")?,
-            int8: family("int8")?,
-            bf16: family("bf16")?,
-            plain: module.function("plain", 0)?,
+            int4: Family {
+                few: vec![
+                    (8, 8, kernel("int4_8")?),
+                    (16, 16, kernel("int4_16")?),
+                    (64, 32, kernel("int4_32")?),
+                ],
+                many: many("int4_64")?,
+            },
+            int8: Family {
+                few: vec![
+                    (8, 8, kernel("int8_8")?),
+                    (16, 16, kernel("int8_16")?),
+                    (64, 32, kernel("int8_32")?),
+                ],
+                many: many("int8_64")?,
+            },
+            // 32 tokens and unpacked weights do not fit into registers.
+            bf16: Family {
+                few: vec![(8, 8, kernel("bf16_8")?), (16, 16, kernel("bf16_16")?)],
+                many: many("bf16_64")?,
+            },
+            plain: kernel("plain")?,
         })
+    }
+}
+
+impl Family {
+    /// The kernel for a number of rows and its extent; the bits are the same whichever it is.
+    fn launch_for(&self, rows: usize, outputs: usize) -> (&Function, Extent) {
+        if let Some((_, tokens, kernel)) = self.few.iter().find(|(most, ..)| rows <= *most) {
+            return (kernel, Extent::new((outputs.div_ceil(32), rows.div_ceil(*tokens), 1), 256));
+        }
+        let extent = Extent::new((rows.div_ceil(64), outputs.div_ceil(128), 1), 256);
+        (&self.many, extent.with_shared(MANY_SHARED_BYTES))
     }
 }
 
@@ -87,7 +118,12 @@ impl CudaDevice {
             padded: padded as u32,
             eps: norm.map_or(0.0, |(_, eps)| eps),
         };
-        self.driver.launch(check.0, &self.kernels.rows.rms_norm, Extent::new((rows, 1, 1), 256), &params)?;
+        let kernels = &self.kernels.rows;
+        let (kernel, extent) = match norm {
+            Some(_) => (&kernels.rms_norm, Extent::new((rows, 1, 1), NORM_BLOCK)),
+            None => (&kernels.stage, Extent::new((padded.div_ceil(4 * BLOCK), rows, 1), BLOCK)),
+        };
+        self.driver.launch(check.0, kernel, extent, &params)?;
         Ok(staged)
     }
 
@@ -122,15 +158,7 @@ impl CudaDevice {
                 return self.driver.launch(check.0, &kernels.plain, extent, &params);
             }
         };
-        let few = |outputs: usize| Extent::new((matrix.rows().div_ceil(outputs), 1, 1), 256);
-        let many = Extent::new((rows.div_ceil(64), matrix.rows().div_ceil(128), 1), 256);
-        let (kernel, extent) = match rows {
-            0..=2 => (&family[0], few(16)),
-            3..=8 => (&family[1], few(32)),
-            9..=16 => (&family[2], few(32)),
-            17..=32 => (&family[3], few(32)),
-            _ => (&family[4], many.with_shared(MANY_SHARED_BYTES)),
-        };
+        let (kernel, extent) = family.launch_for(rows, matrix.rows());
         self.driver.launch(check.0, kernel, extent, &params)
     }
 }

@@ -9,13 +9,17 @@ use crate::driver::{Extent, Function, Module};
 use crate::launch::{EmbedParams, GatedNormParams, GatherParams, MtpParams, NormParams, SwigluParams};
 
 /// Threads of a block, as `BLOCK` in the source.
-const BLOCK: usize = 256;
+pub(super) const BLOCK: usize = 256;
+
+/// Threads of `rms_norm`, as `NORM_BLOCK` in the source.
+pub(super) const NORM_BLOCK: usize = 512;
 
 /// Entry points of rows.cu.
 #[derive(Debug)]
 pub(super) struct RowKernels {
     embed: Function,
     pub(super) rms_norm: Function,
+    pub(super) stage: Function,
     mtp_combine: Function,
     swiglu: Function,
     gated_norm: Function,
@@ -27,6 +31,7 @@ impl RowKernels {
         Ok(Self {
             embed: module.function("embed", 0)?,
             rms_norm: module.function("rms_norm", 0)?,
+            stage: module.function("stage", 0)?,
             mtp_combine: module.function("mtp_combine", 0)?,
             swiglu: module.function("swiglu", 0)?,
             gated_norm: module.function("gated_norm", 0)?,
@@ -78,7 +83,12 @@ impl CudaDevice {
             padded: 0,
             eps,
         };
-        self.driver.launch("rms_norm", &self.kernels.rows.rms_norm, Extent::new((rows, 1, 1), BLOCK), &params)
+        self.driver.launch(
+            "rms_norm",
+            &self.kernels.rows.rms_norm,
+            Extent::new((rows, 1, 1), NORM_BLOCK),
+            &params,
+        )
     }
 
     pub(super) fn run_swiglu(
