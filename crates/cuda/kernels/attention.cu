@@ -105,7 +105,7 @@ __device__ __forceinline__ void load_eight(const kv *from, float (&to)[8]) {
 
 // One row, one kv head with all its query heads, one split of the positions, page after page with a running maximum.
 // Scores: a warp per position, eight dims a lane. Values: two columns a thread. grid (MAX_SPLITS, KV_HEADS, rows)
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attend(const AttendParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) attend(const AttendParams p) {
     __shared__ float scores[HEADS_PER_KV][PAGE_TOKENS];
     __shared__ float maxima[HEADS_PER_KV], sums[HEADS_PER_KV], factors[HEADS_PER_KV];
     u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
