@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use qwill_device::{
-    Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GdnShape, GdnState,
-    GdnWeights, KvPage, MatrixData, SampleRow, Sampled, ScoreRow, WeightFormat,
+    Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GROUP, GdnShape,
+    GdnState, GdnWeights, Geometry, KvPage, MatrixData, SampleRow, Sampled, ScoreRow, WeightFormat,
 };
 
 use crate::driver::{Driver, Function, Memory, OpTiming};
@@ -29,6 +29,9 @@ use step::StepMemory;
 
 pub use cache::CudaCache;
 pub use matrix::CudaMatrix;
+
+/// Row indices that always fit.
+const LEAST_INDEX_BYTES: u64 = 4096;
 
 /// How to open a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,9 +166,43 @@ impl CudaDevice {
     /// Uploads row indices for the op that is about to run.
     fn upload_indices(&mut self, op: &'static str, rows: &[usize]) -> Result<u64, DeviceError> {
         let indices: Vec<u32> = rows.iter().map(|row| *row as u32).collect();
-        let memory = self.indices.at_least(&self.driver, (indices.len() as u64 * 4).max(4096))?;
+        let memory =
+            self.indices.at_least(&self.driver, (indices.len() as u64 * 4).max(LEAST_INDEX_BYTES))?;
         memory.write(op, 0, &indices)?;
         Ok(memory.address())
+    }
+}
+
+/// Bytes of the work memory for a model.
+struct WorkBytes {
+    staged: u64,
+    indices: u64,
+    partials: u64,
+    /// Ids that the sampler copies.
+    sampled_vocab: usize,
+}
+
+impl WorkBytes {
+    fn of(geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> Self {
+        let rows = max_rows.max(max_logit_rows) as u64;
+        let inputs = [
+            geometry.hidden,
+            2 * geometry.hidden * geometry.mtp_layers,
+            geometry.intermediate,
+            geometry.attention.query_columns(),
+            geometry.gdn.value_columns(),
+        ];
+        let widest = inputs.into_iter().max().unwrap_or(0).next_multiple_of(GROUP) as u64;
+        Self {
+            staged: rows * widest * 2,
+            indices: (rows * 4).max(LEAST_INDEX_BYTES),
+            partials: attention::partial_bytes(&geometry.attention),
+            sampled_vocab: geometry.vocab,
+        }
+    }
+
+    fn sum(&self) -> u64 {
+        self.staged + self.indices + self.partials + sample::SamplerMemory::bytes(self.sampled_vocab)
     }
 }
 
@@ -212,17 +249,34 @@ impl Device for CudaDevice {
         Ok(CudaVector { memory, len: values.len() })
     }
 
+    fn conv_taps(&mut self, values: &[f32], _taps: usize) -> Result<CudaVector, DeviceError> {
+        self.vector(values)
+    }
+
+    fn scratch_bytes(&self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
+        WorkBytes::of(geometry, max_rows, max_logit_rows).sum()
+    }
+
+    fn reserve(
+        &mut self,
+        geometry: &Geometry,
+        max_rows: usize,
+        max_logit_rows: usize,
+    ) -> Result<(), DeviceError> {
+        let bytes = WorkBytes::of(geometry, max_rows, max_logit_rows);
+        self.staged.at_least(&self.driver, bytes.staged)?;
+        self.indices.at_least(&self.driver, bytes.indices)?;
+        self.partials.at_least(&self.driver, bytes.partials)?;
+        self.sampler.reserve(&self.driver, bytes.sampled_vocab)
+    }
+
     fn buffer(&mut self, rows: usize, cols: usize) -> Result<CudaBuffer, DeviceError> {
         let memory = self.driver.allocate("an activation buffer", rows as u64 * cols as u64 * 4)?;
         Ok(CudaBuffer { memory, rows, cols })
     }
 
     fn cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
-        let cache = CudaCache::new(&self.driver, &self.store, spec)?;
-        if spec.kv_layers > 0 {
-            self.partials.at_least(&self.driver, attention::partial_bytes(&spec.attention))?;
-        }
-        Ok(cache)
+        CudaCache::new(&self.driver, &self.store, spec)
     }
 
     fn begin_step(&mut self, batch: &Batch) -> Result<(), DeviceError> {

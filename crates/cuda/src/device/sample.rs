@@ -1,17 +1,20 @@
 //! Sampling and scoring: a block per row on the device, the last few log-probabilities on the host.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use qwill_device::{DeviceError, SampleRow, Sampled, ScoreRow};
 
 use super::{Check, CudaBuffer, CudaDevice, Scratch};
-use crate::driver::{Extent, Memory};
+use crate::driver::{Driver, Extent, Memory};
 use crate::launch::SampleParams;
 
 /// Rows of a launch at most: bounds the memory for their copies.
 const LAUNCH_ROWS: usize = 16;
 /// As `BLOCK` in the source.
 const BLOCK: usize = 1024;
+/// Parameters and results that always fit.
+const LEAST_BYTES: u64 = 64 << 10;
 const FLAG_DRAW: u32 = 1;
 const FLAG_REPORT: u32 = 2;
 /// 32-bit words of `struct SampleRow` and `struct SampleResult` in the source.
@@ -33,6 +36,21 @@ impl Default for SamplerMemory {
             request: Scratch::new("sampling parameters"),
             results: Scratch::new("sampling results"),
         }
+    }
+}
+
+impl SamplerMemory {
+    /// Bytes that [`SamplerMemory::reserve`] takes.
+    pub(super) fn bytes(vocab: usize) -> u64 {
+        (LAUNCH_ROWS * vocab * 4) as u64 + 2 * LEAST_BYTES
+    }
+
+    /// Makes room for rows of a vocabulary with lists and results of a usual length.
+    pub(super) fn reserve(&mut self, driver: &Arc<Driver>, vocab: usize) -> Result<(), DeviceError> {
+        self.logits.at_least(driver, (LAUNCH_ROWS * vocab * 4) as u64)?;
+        self.request.at_least(driver, LEAST_BYTES)?;
+        self.results.at_least(driver, LEAST_BYTES)?;
+        Ok(())
     }
 }
 
@@ -96,13 +114,14 @@ impl CudaDevice {
         let scratch = self.sampler.logits.at_least(&self.driver, copies)?.address();
         let lists: usize = requests.iter().map(|request| list_words(&request.row)).sum();
         let words = requests.len() * ROW_WORDS + lists;
-        let request = self.sampler.request.at_least(&self.driver, (words as u64 * 4).max(64 << 10))?;
+        let request = self.sampler.request.at_least(&self.driver, (words as u64 * 4).max(LEAST_BYTES))?;
         request.write(check.0, 0, &request_words(requests, request.address()))?;
         let top_capacity =
             requests.iter().map(|request| request.row.top_logprobs.unwrap_or(0)).max().unwrap_or(0);
         let top_capacity = top_capacity.min(logits.cols);
         let result_words = requests.len() * (RESULT_WORDS + 2 * top_capacity);
-        let results = self.sampler.results.at_least(&self.driver, (result_words as u64 * 4).max(64 << 10))?;
+        let results =
+            self.sampler.results.at_least(&self.driver, (result_words as u64 * 4).max(LEAST_BYTES))?;
         let params = SampleParams {
             logits: logits.memory.address(),
             scratch,
