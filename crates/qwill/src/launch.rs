@@ -42,13 +42,16 @@ impl Planned {
     }
 }
 
+/// Bytes of a device's work memory for a geometry, rows of a step and rows of logits.
+type ScratchBytes<'a> = dyn Fn(&Geometry, usize, usize) -> u64 + 'a;
+
 /// Sizes that the plan asks of a device.
 #[derive(Clone, Copy)]
 pub(crate) struct DeviceSizes<'a> {
     /// See [`Device::matrix_bytes`].
     pub(crate) matrix: &'a dyn Fn(WeightFormat, usize, usize) -> u64,
     /// See [`Device::scratch_bytes`]; `None` without a device to ask.
-    pub(crate) scratch: Option<&'a dyn Fn(&Geometry, usize, usize) -> u64>,
+    pub(crate) scratch: Option<&'a ScratchBytes<'a>>,
 }
 
 /// Plans a checkpoint within a budget.
