@@ -6,11 +6,12 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 /// Name and `cargo` arguments of each step. The last one is the README's test command.
-const STEPS: [(&str, &[&str]); 5] = [
+const STEPS: [(&str, &[&str]); 6] = [
     ("format", &["fmt", "--all", "--check"]),
     ("layering", &["xtask", "layering"]),
     ("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     ("docs", &["xtask", "docs", "--check"]),
+    ("no model", &["test", "-p", "qwill", "--no-default-features"]),
     ("tests", &["test", "--workspace"]),
 ];
 

@@ -70,9 +70,7 @@ impl ModelSource {
     /// The weights, opened but not loaded.
     pub(crate) fn checkpoint(&self, quantize: Quantize) -> Result<Checkpoint> {
         match self {
-            Self::Embedded => {
-                Checkpoint::embedded(embedded::FILES.to_vec()).context("the embedded model cannot be read")
-            }
+            Self::Embedded => embedded::checkpoint(),
             Self::Directory(path) => open(path),
             Self::Random { geometry, seed } => Ok(Checkpoint::random(geometry, *seed, quantize)),
         }
@@ -167,7 +165,7 @@ impl Source {
 fn tokenizer(origin: &ModelSource, checkpoint: &Checkpoint) -> Result<(Tokenizer, Vec<u8>)> {
     let file = |name: &str| -> Result<Option<Vec<u8>>> {
         match origin {
-            ModelSource::Random { .. } => Ok(embedded::file(name).map(<[u8]>::to_vec)),
+            ModelSource::Random { .. } => Ok(embedded::tokenizer_file(name).map(<[u8]>::to_vec)),
             _ => Ok(checkpoint.file(name)?.map(std::borrow::Cow::into_owned)),
         }
     };
@@ -221,6 +219,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "embedded-model")]
     fn the_embedded_model_opens_with_everything_that_a_chat_needs() {
         let source = Source::open(ModelSource::Embedded, Quantize::None, None).unwrap();
         assert_eq!(source.name, "tiny");
@@ -228,6 +227,15 @@ mod tests {
         assert_eq!(source.eos_token_ids.len(), 2);
         assert_eq!(source.turn_start, source.text.tokenizer.id_of("<|im_start|>"));
         assert!(source.turn_start.is_some());
+    }
+
+    #[test]
+    #[cfg(not(feature = "embedded-model"))]
+    fn a_binary_without_a_model_says_so_and_what_to_name_instead() {
+        let error = Source::open(ModelSource::Embedded, Quantize::None, None).err().unwrap();
+        let text = crate::failure::render(&error);
+        assert!(text.contains("without the embedded model"), "{text}");
+        assert!(text.contains("hint: give the directory"), "{text}");
     }
 
     #[test]
