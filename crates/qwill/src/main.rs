@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => commands::serve::run(&arguments),
         Command::Chat(arguments) => commands::chat::run(&arguments),
         Command::Plan(arguments) => commands::plan::run(&arguments),
+        Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::GenerateReference => commands::reference::run(),
     };
     match result {

@@ -1,13 +1,15 @@
 //! The command line as it is typed. Nothing here is checked against a model or a machine yet: `source` and
 //! `launch` turn these plain values into things that exist, and say so when they do not.
 
+mod bench;
 mod choices;
 mod model;
 mod serving;
 mod values;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
+pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs};
 pub(crate) use choices::{ActivationsChoice, KvChoice, LogFormat, QuantizeChoice, WeightsChoice};
 pub(crate) use model::{MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
 pub(crate) use serving::{ListenArgs, LogArgs, SamplingArgs};
@@ -21,6 +23,23 @@ use crate::env;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Every command that can be typed, those of a group after it; each knows its whole name.
+    pub(crate) fn commands() -> Vec<clap::Command> {
+        fn collect(command: &clap::Command, found: &mut Vec<clap::Command>) {
+            for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+                found.push(below.clone());
+                collect(below, found);
+            }
+        }
+        let mut root = Self::command();
+        root.build();
+        let mut found = Vec::new();
+        collect(&root, &mut found);
+        found
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -39,6 +58,8 @@ pub(crate) enum Command {
     ///
     /// Works for a model directory or a named geometry, for this machine or any other memory size.
     Plan(PlanArgs),
+    /// Measure speed
+    Bench(BenchArgs),
     /// Write docs/reference.md to standard output
     #[command(hide = true)]
     GenerateReference,
@@ -113,7 +134,6 @@ pub(crate) struct PlanArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_definitions_are_consistent() {
@@ -122,9 +142,9 @@ mod tests {
 
     #[test]
     fn every_environment_variable_belongs_to_a_flag() {
-        let command = Cli::command();
-        let mut used: Vec<String> = command
-            .get_subcommands()
+        let commands = Cli::commands();
+        let mut used: Vec<String> = commands
+            .iter()
             .flat_map(clap::Command::get_arguments)
             .filter_map(|argument| argument.get_env()?.to_str().map(str::to_owned))
             .collect();
@@ -137,8 +157,9 @@ mod tests {
 
     #[test]
     fn every_flag_has_help_and_a_heading() {
-        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
-            for argument in command.get_arguments().filter(|argument| !argument.is_positional()) {
+        for command in Cli::commands().iter().filter(|command| !command.is_hide_set()) {
+            let flags = command.get_arguments().filter(|argument| !argument.is_positional());
+            for argument in flags.filter(|argument| argument.get_id() != "help") {
                 let name = format!("{} --{}", command.get_name(), argument.get_id());
                 assert!(argument.get_help().is_some(), "{name} has no help");
                 assert!(argument.get_help_heading().is_some(), "{name} has no heading");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use anyhow::Result;
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command};
 
 use crate::args::Cli;
 
@@ -19,11 +19,7 @@ fn page() -> String {
         "# Reference\n\nEvery command, flag and environment variable. This page is generated from the definitions \
          that parse the command line (`cargo xtask docs`); a flag wins over its variable.\n",
     );
-    let mut root = Cli::command();
-    root.build();
-    for command in
-        root.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
-    {
+    for command in Cli::commands().iter().filter(|command| !command.is_hide_set()) {
         write_command(&mut text, command);
     }
     text
@@ -31,7 +27,7 @@ fn page() -> String {
 
 fn write_command(text: &mut String, command: &Command) {
     let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
-    let _ = write!(text, "\n## qwill {}\n\n{about}\n", command.get_name());
+    let _ = write!(text, "\n## {}\n\n{about}\n", command.get_bin_name().unwrap_or_default());
     let mut headings: Vec<&str> = Vec::new();
     for argument in visible(command) {
         let heading = heading(argument);
@@ -112,9 +108,8 @@ mod tests {
     #[test]
     fn the_page_names_every_visible_flag_and_variable() {
         let page = page();
-        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
-            for argument in command.get_arguments().filter(|argument| argument.get_long().is_some()) {
-                let flag = argument.get_long().unwrap();
+        for command in Cli::commands().iter().filter(|command| !command.is_hide_set()) {
+            for flag in visible(command).filter_map(Arg::get_long) {
                 assert!(page.contains(&format!("`--{flag}")), "--{flag}");
             }
         }

@@ -1,0 +1,14 @@
+//! `qwill bench`: one file per measurement.
+
+mod serve;
+
+use anyhow::Result;
+
+use crate::args::{BenchArgs, BenchCommand};
+
+/// Runs the measurement that was asked for.
+pub(crate) fn run(arguments: &BenchArgs) -> Result<()> {
+    match &arguments.command {
+        BenchCommand::Serve(arguments) => serve::run(arguments),
+    }
+}
