@@ -39,7 +39,7 @@ const LAYERS: [Layer; 11] = [
         ..layer("qwill-model", &["qwill-device", "qwill-weights"])
     },
     Layer {
-        tests_use: &["qwill-cpu", "qwill-weights"],
+        tests_use: &["qwill-cpu", "qwill-cuda", "qwill-weights"],
         ..layer("qwill-engine", &["qwill-contract", "qwill-device", "qwill-model"])
     },
     Layer { asynchronous: true, ..layer("qwill-server", &["qwill-contract", "qwill-text"]) },

@@ -10,9 +10,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use common::client::{Client, Outcome, assert_idle, request};
-use common::{Setup, fast, reference, seasoned, subjects};
+use common::{Setup, fast, gpu, reference, seasoned, subjects};
 use qwill_contract::{CancelFlag, EngineHandle, FinishReason, Request, SamplingParams};
 use qwill_device::{Activations, Device, DeviceError};
+use qwill_weights::Quantize;
 
 /// `SplitMix64`: the tests' own dice.
 struct Dice(u64);
@@ -124,11 +125,43 @@ fn on_the_reference_device() {
     check(Setup::f32(), reference, &subjects(5), &[64]);
 }
 
-/// Waves of requests with random disconnects: nothing is left behind, and an answer from before is still the same.
+/// With bf16 activations, on the GPU where there is one.
+fn check_on_the_gpu(quantize: Quantize) {
+    if let Some(device) = gpu() {
+        check(Setup::rounded(quantize), device, &subjects(1), &[64, 128, 256, 512, 1024]);
+    }
+}
+
+#[test]
+fn on_the_gpu_in_int4() {
+    check_on_the_gpu(Quantize::Int4);
+}
+
+#[test]
+fn on_the_gpu_in_int8() {
+    check_on_the_gpu(Quantize::Int8);
+}
+
+#[test]
+fn on_the_gpu_in_bf16() {
+    check_on_the_gpu(Quantize::None);
+}
+
 #[test]
 fn soak_with_random_cancels() {
-    let (handle, thread) =
-        Setup { sequences: 8, pages: 64, ..Setup::int4() }.start(|| fast(Activations::Int8));
+    soak(|| fast(Activations::Int8));
+}
+
+#[test]
+fn soak_with_random_cancels_on_the_gpu() {
+    if let Some(device) = gpu() {
+        soak(device);
+    }
+}
+
+/// Waves of requests with random disconnects: nothing is left behind, and an answer from before is still the same.
+fn soak<D: Device>(device: impl FnOnce() -> Result<D, DeviceError> + Send + 'static) {
+    let (handle, thread) = Setup { sequences: 8, pages: 64, ..Setup::int4() }.start(device);
     let probe = &subjects(2)[2];
     let before = submit(&handle, probe).wait();
     let mut dice = Dice(77);

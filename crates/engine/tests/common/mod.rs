@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use qwill_contract::{EngineHandle, Request, SamplingParams};
 use qwill_cpu::fast::CpuOptions;
 use qwill_cpu::{CpuDevice, ReferenceDevice};
+use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::{Activations, Device, DeviceError, KvType};
 use qwill_engine::{EngineError, EngineOptions, EngineThread, start};
 use qwill_model::{Model, ModelOptions};
@@ -17,8 +18,10 @@ use serde_json::Value;
 /// Rows of the tiny model's vocabulary; all have text.
 pub(crate) const VOCAB: usize = 8192;
 
+/// The repository; `QWILL_REPOSITORY` says where it is on a machine other than the one that built this.
 fn repository() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+    let built_in = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::env::var_os("QWILL_REPOSITORY").map_or_else(built_in, PathBuf::from)
 }
 
 /// A file of the golden data, one JSON value a line.
@@ -52,8 +55,13 @@ impl Setup {
         Self { quantize: Quantize::None, kv_type: KvType::F32, slice: 256, sequences: 16, pages: 128 }
     }
 
+    /// Weights rounded at load, keys and values in bf16.
+    pub(crate) fn rounded(quantize: Quantize) -> Self {
+        Self { quantize, kv_type: KvType::Bf16, ..Self::f32() }
+    }
+
     pub(crate) fn int4() -> Self {
-        Self { quantize: Quantize::Int4, kv_type: KvType::Bf16, ..Self::f32() }
+        Self::rounded(Quantize::Int4)
     }
 
     fn engine_options(self) -> EngineOptions {
@@ -106,6 +114,26 @@ pub(crate) fn fast(activations: Activations) -> Result<CpuDevice, DeviceError> {
 #[expect(clippy::unnecessary_wraps, reason = "the other devices can fail to start")]
 pub(crate) fn reference() -> Result<ReferenceDevice, DeviceError> {
     Ok(ReferenceDevice::new(Activations::F32))
+}
+
+/// Opens the first GPU; `None`, with the reason printed, where there is none and `QWILL_REQUIRE_GPU` is not set.
+pub(crate) fn gpu() -> Option<fn() -> Result<CudaDevice, DeviceError>> {
+    match open_gpu() {
+        Ok(_) => Some(open_gpu),
+        Err(error) if std::env::var_os("QWILL_REQUIRE_GPU").is_some() => panic!("{error}"),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn open_gpu() -> Result<CudaDevice, DeviceError> {
+    let mut options = CudaOptions::default();
+    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
+        options.kernel_cache_directory = Some(PathBuf::from(directory));
+    }
+    CudaDevice::new(&options)
 }
 
 /// Greedy, without end-of-turn.
