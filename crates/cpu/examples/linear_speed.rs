@@ -15,7 +15,7 @@ use qwill_device::batch::{CHUNK_TOKENS, PAGE_TOKENS};
 use qwill_device::matrix::MatrixElements;
 use qwill_device::{
     Activations, Batch, CacheSpec, Chunk, Device, DeviceError, GROUP, GdnWeights, Geometry, KvType,
-    MatrixData, Phase, SampleRow, Span, WeightFormat,
+    MatrixData, Phase, Precision, SampleRow, Span, WeightFormat,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -117,7 +117,7 @@ impl Speed {
 
     fn filled(&mut self, rows: usize, cols: usize, size: f32) -> Result<Buffer, DeviceError> {
         let values = self.values(rows * cols, size);
-        let mut buffer = self.device.buffer(rows, cols)?;
+        let mut buffer = self.device.buffer(rows, cols, Precision::Activation)?;
         self.device.write(&mut buffer, &values)?;
         Ok(buffer)
     }
@@ -141,7 +141,7 @@ impl Speed {
                     continue;
                 }
                 let x = self.filled(rows, inputs, 1.0)?;
-                let mut out = self.device.buffer(rows, outputs)?;
+                let mut out = self.device.buffer(rows, outputs, Precision::Activation)?;
                 let mut failed = Ok(());
                 let tries = 10 * copies.div_ceil(rows);
                 let seconds = matrices.iter().cycle().take(tries).map(|matrix| {
@@ -204,9 +204,9 @@ impl Speed {
     fn gdn_layers(&mut self, batch: &Batch, cache: &mut Cache) -> Result<f64, DeviceError> {
         let (shape, layers, rows) = (self.geometry.gdn, self.geometry.gdn_layers(), batch.rows());
         let projected = self.filled(rows, shape.projected(), 2.0)?;
-        let mut mixed = self.device.buffer(rows, shape.mixed())?;
-        let mut scanned = self.device.buffer(rows, shape.value_columns())?;
-        let mut gated = self.device.buffer(rows, shape.value_columns())?;
+        let mut mixed = self.device.buffer(rows, shape.mixed(), Precision::Full)?;
+        let mut scanned = self.device.buffer(rows, shape.value_columns(), Precision::Activation)?;
+        let mut gated = self.device.buffer(rows, shape.value_columns(), Precision::Activation)?;
         let conv = self.values(shape.conv_channels() * shape.conv_width, 0.5);
         let weights = GdnWeights {
             conv: self.device.conv_taps(&conv, shape.conv_width)?,
@@ -239,9 +239,9 @@ impl Speed {
         let width = self.geometry.intermediate;
         let projected = self.filled(rows, shape.projected(), 2.0)?;
         let gate_up = self.filled(rows, 2 * width, 2.0)?;
-        let mut query = self.device.buffer(rows, shape.query_columns())?;
-        let mut out = self.device.buffer(rows, shape.query_columns())?;
-        let mut swiglu = self.device.buffer(rows, width)?;
+        let mut query = self.device.buffer(rows, shape.query_columns(), Precision::Activation)?;
+        let mut out = self.device.buffer(rows, shape.query_columns(), Precision::Activation)?;
+        let mut swiglu = self.device.buffer(rows, width, Precision::Activation)?;
         let norm = self.device.vector(&vec![1.0; shape.head_dim])?;
         let mut failed = Ok(());
         let device = &mut self.device;

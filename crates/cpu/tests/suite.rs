@@ -4,7 +4,7 @@
 use qwill_cpu::fast::{CpuDevice, CpuOptions, Isa};
 use qwill_cpu::{Buffer, ReferenceDevice};
 use qwill_device::suite::{self, SuiteOptions, odd_geometry};
-use qwill_device::{Activations, Device, DeviceError, Geometry};
+use qwill_device::{Activations, Device, DeviceError, Geometry, Precision};
 
 const ACTIVATIONS: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
 
@@ -69,9 +69,9 @@ fn a_device_moves_between_threads() {
     let mut device = CpuDevice::new(CpuOptions::new(2, Activations::F32)).unwrap();
     let work = move || {
         let weight = device.vector(&[1.0; 2048]).unwrap();
-        let mut x: Buffer = device.buffer(64, 2048).unwrap();
+        let mut x: Buffer = device.buffer(64, 2048, Precision::Activation).unwrap();
         device.write(&mut x, &vec![2.0; 64 * 2048]).unwrap();
-        let mut out = device.buffer(64, 2048).unwrap();
+        let mut out = device.buffer(64, 2048, Precision::Activation).unwrap();
         device.rms_norm(64, &x, &weight, 0.0, &mut out).unwrap();
         device.read(&out, 64).unwrap()
     };

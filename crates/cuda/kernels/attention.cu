@@ -26,11 +26,11 @@ __device__ __forceinline__ size_t page_offset(u32 page, u32 kv_head) {
 
 struct PrepareParams {
     Step step;
-    const float *projected;
+    const activation *projected;
     const float *q_norm;
     const float *k_norm;
     const float *inverse; // `[ROPE_DIMS / 2]`
-    float *query;
+    activation *query;
     kv *keys;
     kv *values;
     u32 projected_cols, query_cols;
@@ -38,22 +38,23 @@ struct PrepareParams {
 };
 // grid (ceil((QUERY_HEADS + KV_HEADS) / WARPS), rows); a warp per head
 extern "C" __global__ void __launch_bounds__(WARPS * 32) prepare(const PrepareParams p) {
+    start_in_order();
     __shared__ float heads[WARPS][HEAD_DIM];
     u32 lane = threadIdx.x & 31, unit = blockIdx.x * WARPS + threadIdx.x / 32, row = blockIdx.y;
-    if (unit >= QUERY_HEADS + KV_HEADS) return;
+    if (unit >= QUERY_HEADS + KV_HEADS || !has_row(p.step, row)) return;
     float *head = heads[threadIdx.x / 32];
     Span span = p.step.spans[p.step.row_span[row]];
     u32 position = span.position + row - span.first_row;
-    const float *input = p.projected + (size_t)row * p.projected_cols;
+    const activation *input = p.projected + (size_t)row * p.projected_cols;
     bool is_query = unit < QUERY_HEADS;
     u32 kv_head = unit - QUERY_HEADS;
-    const float *x = input + (is_query ? unit * 2 : 2 * QUERY_HEADS + kv_head) * HEAD_DIM;
+    const activation *x = input + (is_query ? unit * 2 : 2 * QUERY_HEADS + kv_head) * HEAD_DIM;
     const float *norm = is_query ? p.q_norm : p.k_norm;
 
     float sum = 0.0f;
-    for (u32 i = lane; i < HEAD_DIM; i += 32) sum = fmaf(x[i], x[i], sum);
+    for (u32 i = lane; i < HEAD_DIM; i += 32) sum = fmaf(from_activation(x[i]), from_activation(x[i]), sum);
     float factor = 1.0f / sqrtf(warp_sum(sum) / (float)HEAD_DIM + p.eps);
-    for (u32 i = lane; i < HEAD_DIM; i += 32) head[i] = x[i] * factor * norm[i];
+    for (u32 i = lane; i < HEAD_DIM; i += 32) head[i] = from_activation(x[i]) * factor * norm[i];
     __syncwarp();
     for (u32 i = lane; i < ROPE_DIMS / 2; i += 32) {
         float sine, cosine, a = head[i], b = head[i + ROPE_DIMS / 2];
@@ -63,27 +64,27 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) prepare(const PreparePa
     }
     __syncwarp();
     if (is_query) {
-        float *query = p.query + (size_t)row * p.query_cols + unit * HEAD_DIM;
-        for (u32 i = lane; i < HEAD_DIM; i += 32) query[i] = round_activation(head[i]);
+        activation *query = p.query + (size_t)row * p.query_cols + unit * HEAD_DIM;
+        for (u32 i = lane; i < HEAD_DIM; i += 32) query[i] = to_activation(head[i]);
         return;
     }
     u32 page = p.step.page_table[span.first_page + position / PAGE_TOKENS];
     size_t at = page_offset(page, kv_head) + position % PAGE_TOKENS * HEAD_DIM;
-    const float *value = input + (2 * QUERY_HEADS + KV_HEADS + kv_head) * HEAD_DIM;
+    const activation *value = input + (2 * QUERY_HEADS + KV_HEADS + kv_head) * HEAD_DIM;
     for (u32 i = lane; i < HEAD_DIM; i += 32) {
         p.keys[at + i] = to_kv(head[i]);
-        p.values[at + i] = to_kv(value[i]);
+        p.values[at + i] = to_kv(from_activation(value[i]));
     }
 }
 
 struct AttendParams {
     Step step;
-    const float *query;
-    const float *projected;
+    const activation *query;
+    const activation *projected;
     const kv *keys;
     const kv *values;
     float *partials; // `[rows of this launch, QUERY_HEADS, MAX_SPLITS, PARTIAL]`
-    float *out;
+    activation *out;
     u32 first_row, query_cols, projected_cols, out_cols;
     float scale;
 };
@@ -106,10 +107,12 @@ __device__ __forceinline__ void load_eight(const kv *from, float (&to)[8]) {
 // One row, one kv head with all its query heads, one split of the positions, page after page with a running maximum.
 // Scores: a warp per position, eight dims a lane. Values: two columns a thread. grid (MAX_SPLITS, KV_HEADS, rows)
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) attend(const AttendParams p) {
+    start_in_order();
     __shared__ float scores[HEADS_PER_KV][PAGE_TOKENS];
     __shared__ float maxima[HEADS_PER_KV], sums[HEADS_PER_KV], factors[HEADS_PER_KV];
     u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, kv_head = blockIdx.y, row = p.first_row + blockIdx.z;
+    if (!has_row(p.step, row)) return;
     Span span = p.step.spans[p.step.row_span[row]];
     u32 positions = span.position + row - span.first_row + 1;
     u32 pages = (positions + PAGE_TOKENS - 1) / PAGE_TOKENS, per_split = pages_per_split(pages);
@@ -118,11 +121,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) attend(const AttendP
 
     float q[HEADS_PER_KV][8];
     bool has_dims = lane * 8 < HEAD_DIM;
-    const float *query = p.query + (size_t)row * p.query_cols + kv_head * HEADS_PER_KV * HEAD_DIM + lane * 8;
+    const activation *query = p.query + (size_t)row * p.query_cols + kv_head * HEADS_PER_KV * HEAD_DIM + lane * 8;
 #pragma unroll
     for (int h = 0; h < HEADS_PER_KV; h++)
 #pragma unroll
-        for (int i = 0; i < 8; i++) q[h][i] = has_dims ? query[h * HEAD_DIM + i] * p.scale : 0.0f;
+        for (int i = 0; i < 8; i++) q[h][i] = has_dims ? from_activation(query[h * HEAD_DIM + i]) * p.scale : 0.0f;
     if (threadIdx.x < HEADS_PER_KV) maxima[threadIdx.x] = -INFINITY_F32, sums[threadIdx.x] = 0.0f;
 
     float out[HEADS_PER_KV][2];
@@ -202,7 +205,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) attend(const AttendP
 
 // Adds the splits in order and applies the gate. grid (QUERY_HEADS, rows), HEAD_DIM threads
 extern "C" __global__ void __launch_bounds__(256) combine(const AttendParams p) {
+    start_in_order();
     u32 head = blockIdx.x, row = p.first_row + blockIdx.y, col = threadIdx.x;
+    if (!has_row(p.step, row)) return;
     Span span = p.step.spans[p.step.row_span[row]];
     u32 positions = span.position + row - span.first_row + 1;
     u32 pages = (positions + PAGE_TOKENS - 1) / PAGE_TOKENS, per_split = pages_per_split(pages);
@@ -215,6 +220,6 @@ extern "C" __global__ void __launch_bounds__(256) combine(const AttendParams p) 
         total = fmaf(partial[i * PARTIAL + HEAD_DIM + 1], factor, total);
         sum = fmaf(partial[i * PARTIAL + col], factor, sum);
     }
-    float gate = p.projected[(size_t)row * p.projected_cols + (2 * head + 1) * HEAD_DIM + col];
-    p.out[(size_t)row * p.out_cols + head * HEAD_DIM + col] = round_activation(sum / total * sigmoid(gate));
+    float gate = from_activation(p.projected[(size_t)row * p.projected_cols + (2 * head + 1) * HEAD_DIM + col]);
+    p.out[(size_t)row * p.out_cols + head * HEAD_DIM + col] = to_activation(sum / total * sigmoid(gate));
 }

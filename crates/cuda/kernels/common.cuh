@@ -16,8 +16,12 @@ __device__ __forceinline__ u16 f32_to_bf16(float value) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
-// The activation type: every op rounds its results so.
-__device__ __forceinline__ float round_activation(float value) { return bf16_to_f32(f32_to_bf16(value)); }
+// The activation type: every op rounds its results so. Rows of a buffer of activations begin on 256 bytes and are
+// zero-padded to whole groups of columns, so that a product reads them as they are.
+typedef u16 activation;
+__device__ __forceinline__ float from_activation(activation value) { return bf16_to_f32(value); }
+__device__ __forceinline__ activation to_activation(float value) { return f32_to_bf16(value); }
+__device__ __forceinline__ float round_activation(float value) { return from_activation(to_activation(value)); }
 __device__ __forceinline__ float f16_to_f32(u16 bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -46,6 +50,26 @@ __device__ __forceinline__ float block_sum(float value, float *partial) {
     float sum = 0.0f;
     for (u32 warp = 0; warp < (blockDim.x + 31) / 32; warp++) sum += partial[warp];
     return sum;
+}
+
+// ---- order of kernels -----------------------------------------------------------------------------------------
+// From sm_90 on a kernel is launched while its predecessor still runs. It may read what no kernel writes (weights)
+// at once, everything else after `wait_for_predecessors`; its own successor may be launched from the beginning.
+
+__device__ __forceinline__ void wait_for_predecessors() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// How a kernel begins that has nothing to do early.
+__device__ __forceinline__ void start_in_order() {
+    let_successor_start();
+    wait_for_predecessors();
 }
 
 // ---- weight matrices ------------------------------------------------------------------------------------------
@@ -138,9 +162,16 @@ struct Chunk {
 };
 // The step's rows, uploaded once.
 struct Step {
+    const u32 *counts; // rows, spans
+    const u32 *logit_rows;
     const u32 *tokens;
     const u32 *row_span;
     const Span *spans;
     const Chunk *chunks;
     const u32 *page_table;
 };
+
+// A replayed round has the grid of the largest step that it is for: blocks past the step's own rows and spans have
+// nothing to do, and must not touch a cache.
+__device__ __forceinline__ bool has_row(const Step &step, u32 row) { return row < step.counts[0]; }
+__device__ __forceinline__ bool has_span(const Step &step, u32 span) { return span < step.counts[1]; }

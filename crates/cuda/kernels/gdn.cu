@@ -23,7 +23,7 @@ __device__ __forceinline__ float decay(double log) { return expf((float)log); }
 
 struct PrepareParams {
     Step step;
-    const float *projected;
+    const activation *projected;
     const float *taps; // `[CHANNELS, CONV_WIDTH]`
     const float *decay_rate;
     const float *dt_bias;
@@ -37,23 +37,24 @@ struct PrepareParams {
 __device__ __forceinline__ float raw_input(const PrepareParams &p, const Span &span, u32 row, u32 age, u32 channel) {
     u32 index = row - span.first_row, position = span.position + index;
     if (age > position) return 0.0f;
-    if (age <= index) return p.projected[(size_t)(row - age) * p.projected_cols + channel];
+    if (age <= index) return from_activation(p.projected[(size_t)(row - age) * p.projected_cols + channel]);
     return p.conv[((size_t)span.slot * CONV_RING + (position - age) % CONV_RING) * CHANNELS + channel];
 }
 
 #define PREPARE_UNITS (2 * KEY_HEADS + VALUE_HEADS)
 // A warp per head of q, k or v, one more for the gates. grid (ceil((PREPARE_UNITS + 1) / 4), rows)
 extern "C" __global__ void __launch_bounds__(128) prepare(const PrepareParams p) {
+    start_in_order();
     u32 lane = threadIdx.x & 31, unit = blockIdx.x * 4 + threadIdx.x / 32, row = blockIdx.y;
-    if (unit > PREPARE_UNITS) return;
+    if (unit > PREPARE_UNITS || !has_row(p.step, row)) return;
     Span span = p.step.spans[p.step.row_span[row]];
-    const float *input = p.projected + (size_t)row * p.projected_cols;
+    const activation *input = p.projected + (size_t)row * p.projected_cols;
     float *mixed = p.mixed + (size_t)row * p.mixed_cols;
     if (unit == PREPARE_UNITS) {
         for (u32 head = lane; head < VALUE_HEADS; head += 32) {
             mixed[LOG_DECAY_COLUMN + head] =
-                p.decay_rate[head] * softplus(input[A_COLUMN + head] + p.dt_bias[head]);
-            mixed[BETA_COLUMN + head] = sigmoid(input[B_COLUMN + head]);
+                p.decay_rate[head] * softplus(from_activation(input[A_COLUMN + head]) + p.dt_bias[head]);
+            mixed[BETA_COLUMN + head] = sigmoid(from_activation(input[B_COLUMN + head]));
         }
         return;
     }
@@ -84,12 +85,14 @@ extern "C" __global__ void __launch_bounds__(128) prepare(const PrepareParams p)
 // Puts the last raw inputs of each span into the ring, after `prepare` has read it.
 // grid (ceil(CHANNELS / 256), CONV_RING, spans)
 extern "C" __global__ void __launch_bounds__(256) remember(const PrepareParams p) {
+    start_in_order();
     u32 channel = blockIdx.x * 256 + threadIdx.x;
+    if (!has_span(p.step, blockIdx.z)) return;
     Span span = p.step.spans[blockIdx.z];
     if (channel >= CHANNELS || blockIdx.y >= span.rows) return;
     u32 index = span.rows - 1 - blockIdx.y, position = span.position + index;
     p.conv[((size_t)span.slot * CONV_RING + position % CONV_RING) * CHANNELS + channel] =
-        p.projected[(size_t)(span.first_row + index) * p.projected_cols + channel];
+        from_activation(p.projected[(size_t)(span.first_row + index) * p.projected_cols + channel]);
 }
 
 struct ScanParams {
@@ -97,7 +100,7 @@ struct ScanParams {
     const float *mixed;
     float *base; // of this layer
     float *ring; // `[slots, RING_TOKENS, RING_ENTRY]` of this layer
-    float *out;
+    activation *out;
     u32 mixed_cols, out_cols;
 };
 
@@ -109,8 +112,10 @@ struct ScanParams {
 // whose keys several value heads still need here.
 // grid (ceil(KEY_DIM / FOLD_KEYS), VALUE_HEADS, spans), VALUE_THREADS threads
 extern "C" __global__ void __launch_bounds__(VALUE_THREADS) fold(const ScanParams p) {
+    start_in_order();
     __shared__ double logs[RING_TOKENS];
     __shared__ float keys[RING_TOKENS][FOLD_KEYS];
+    if (!has_span(p.step, blockIdx.z)) return;
     Span span = p.step.spans[blockIdx.z];
     if (span.ring_len != RING_TOKENS) return;
     u32 head = blockIdx.y, first_key = blockIdx.x * FOLD_KEYS, col = threadIdx.x;
@@ -166,6 +171,7 @@ template <int ROWS> struct RoundShared {
 // Compiled for several numbers of rows; the arithmetic of a row is the same in all.
 template <int ROWS> __device__ __forceinline__ void scan_round(const ScanParams &p, RoundShared<ROWS> &s) {
     u32 lane = threadIdx.x & 31, part = threadIdx.x / 32, head = blockIdx.y, key_head = KEY_HEAD(head);
+    if (!has_span(p.step, blockIdx.z)) return;
     Span span = p.step.spans[blockIdx.z];
     u32 rows = span.rows, before = span.ring_len == RING_TOKENS ? 0 : span.ring_len, all = before + rows;
     u32 col = blockIdx.x * COLUMNS + lane;
@@ -250,7 +256,7 @@ template <int ROWS> __device__ __forceinline__ void scan_round(const ScanParams 
             output = fmaf(s.query_weights[t][entry], u, output);
             if (has_column) {
                 ring[entry * RING_ENTRY + KEY_COLUMNS + head * VALUE_DIM + col] = u;
-                p.out[(size_t)(span.first_row + t) * p.out_cols + head * VALUE_DIM + col] = round_activation(output);
+                p.out[(size_t)(span.first_row + t) * p.out_cols + head * VALUE_DIM + col] = to_activation(output);
             }
         }
         return;
@@ -269,6 +275,7 @@ template <int ROWS> __device__ __forceinline__ void scan_round(const ScanParams 
 #define SCAN_ROWS(ROWS)                                                                                                \
     extern "C" __global__ void __launch_bounds__(PARTS * 32, 4) scan_rows_##ROWS(const ScanParams p) {                 \
         __shared__ RoundShared<ROWS> shared;                                                                           \
+        start_in_order();                                                                                              \
         scan_round<ROWS>(p, shared);                                                                                   \
     }
 SCAN_ROWS(1)
@@ -403,7 +410,7 @@ __device__ __forceinline__ void run_chunk(const ScanParams &p, ChunkShared &s, C
         u32 row = first + i;
         for (u32 j = 0; j <= row; j++) output[i] = fmaf(s.query_weights[row][j], s.corrected[j][lane], output[i]);
         if (row < chunk.rows && has_column)
-            p.out[(size_t)(chunk.first_row + row) * p.out_cols + head * VALUE_DIM + col] = round_activation(output[i]);
+            p.out[(size_t)(chunk.first_row + row) * p.out_cols + head * VALUE_DIM + col] = to_activation(output[i]);
     }
     __syncthreads();
     double last = s.logs[CHUNK_TOKENS - 1];
@@ -422,6 +429,7 @@ __device__ __forceinline__ void run_chunk(const ScanParams &p, ChunkShared &s, C
 // One value head of one span, COLUMNS columns of its state in shared memory from the first chunk to the last.
 // grid (ceil(VALUE_DIM / COLUMNS), VALUE_HEADS, spans)
 extern "C" __global__ void __launch_bounds__(CHUNK_WARPS * 32) scan_chunks(const ScanParams p) {
+    start_in_order();
     extern __shared__ __align__(16) u8 memory[];
     ChunkShared &s = *(ChunkShared *)memory;
     u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, head = blockIdx.y;

@@ -7,22 +7,48 @@
 
 #define SPLITS 8
 
-struct LinearParams {
+// A matrix among those that one launch multiplies, all of one format and width.
+struct Part {
     Matrix matrix;
-    const u16 *x; // bf16 `[rows, groups · 128]`
-    float *out;
-    u32 out_cols, out_column, rows;
-    u32 mode;
+    u32 out_column;
+    u32 first_block; // of the launch's blocks along outputs
+};
+#define MAX_PARTS 4
+
+struct LinearParams {
+    Part parts[MAX_PARTS];
+    const activation *x; // rows of `x_cols`, zero-padded to whole groups
+    const u32 *indices;  // rows of x, or null: row i of x
+    void *out;           // activations, or f32 in MODE_RAW
+    u32 part_count, x_cols, out_cols, rows, mode;
 };
 #define MODE_ROUND 0 // out = round(sum)
 #define MODE_ADD 1   // out = round(out + sum)
 #define MODE_RAW 2   // out = sum
 
-__device__ __forceinline__ void store(const LinearParams &p, u32 row, u32 output, float sum) {
-    if (row >= p.rows || output >= p.matrix.rows) return;
-    float *out = p.out + (size_t)row * p.out_cols + p.out_column + output;
-    if (p.mode == MODE_ADD) sum += *out;
-    *out = p.mode == MODE_RAW ? sum : round_activation(sum);
+// The part that a block works on, chosen without an index so that it stays in registers.
+__device__ __forceinline__ Part part_of(const LinearParams &p, u32 block) {
+    Part part = p.parts[0];
+#pragma unroll
+    for (u32 i = 1; i < MAX_PARTS; i++)
+        if (i < p.part_count && block >= p.parts[i].first_block) part = p.parts[i];
+    return part;
+}
+
+__device__ __forceinline__ const activation *input_row(const LinearParams &p, u32 row) {
+    return p.x + (size_t)(p.indices ? p.indices[row] : row) * p.x_cols;
+}
+
+__device__ __forceinline__ void store(const LinearParams &p, const Part &part, u32 row, u32 output, float sum) {
+    if (row >= p.rows || output >= part.matrix.rows) return;
+    size_t at = (size_t)row * p.out_cols + part.out_column + output;
+    if (p.mode == MODE_RAW) {
+        ((float *)p.out)[at] = sum;
+        return;
+    }
+    activation *out = (activation *)p.out + at;
+    if (p.mode == MODE_ADD) sum += from_activation(*out);
+    *out = to_activation(sum);
 }
 
 __device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
@@ -151,7 +177,10 @@ __device__ __forceinline__ void end_group(Sums<MT, NT> &run, Sums<MT, NT> &group
 template <int FORMAT, int MT, int NT, int AHEAD>
 __device__ __forceinline__ void few_tokens(const LinearParams &p) {
     __shared__ float runs[SPLITS][MT * TILE_ROWS][NT * 8 + 1];
-    const Matrix &m = p.matrix;
+    let_successor_start();
+    const Part part = part_of(p, blockIdx.x);
+    const Matrix &m = part.matrix;
+    u32 block_in_part = blockIdx.x - part.first_block;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
     u32 all_tile_rows = (m.rows + TILE_ROWS - 1) / TILE_ROWS, first_token = blockIdx.y * NT * 8;
     u32 first = warp * m.groups / SPLITS, end = (warp + 1) * m.groups / SPLITS;
@@ -162,7 +191,7 @@ __device__ __forceinline__ void few_tokens(const LinearParams &p) {
 #pragma unroll
     for (int i = 0; i < MT; i++) {
         // Past the end: compute the last tile row again, to no effect.
-        tile_rows[i] = min(blockIdx.x * MT + i, all_tile_rows - 1);
+        tile_rows[i] = min(block_in_part * MT + i, all_tile_rows - 1);
         tiles[i] = m.data + (size_t)tile_rows[i] * m.groups * 2 * HALF;
     }
     Sums<MT, NT> run, group;
@@ -172,18 +201,18 @@ __device__ __forceinline__ void few_tokens(const LinearParams &p) {
     // from memory like weights, and tokens from L2: neither may be waited for when they are needed.
     uint4 ahead[AHEAD][MT][Pieces<FORMAT>::COUNT], x_ahead[NT][2];
     u16 scales[AHEAD / 2][MT][2];
+    const activation *inputs[NT];
     auto load_tokens = [&](u32 half) {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             u32 token = first_token + n * 8 + g;
             x_ahead[n][0] = x_ahead[n][1] = make_uint4(0, 0, 0, 0);
             if (token < p.rows && half < 2 * end) {
-                const uint4 *source = (const uint4 *)(p.x + (size_t)token * m.groups * GROUP + half * 64 + t * 16);
-                x_ahead[n][0] = __ldg(source), x_ahead[n][1] = __ldg(source + 1);
+                const uint4 *source = (const uint4 *)(inputs[n] + half * 64);
+                x_ahead[n][0] = source[0], x_ahead[n][1] = source[1];
             }
         }
     };
-    load_tokens(2 * first);
 #pragma unroll
     for (int slot = 0; slot < AHEAD; slot++) {
         if (2 * first + slot >= 2 * end) break;
@@ -191,6 +220,11 @@ __device__ __forceinline__ void few_tokens(const LinearParams &p) {
 #pragma unroll
         for (int i = 0; i < MT; i++) load_half<FORMAT>(tiles[i] + (size_t)(2 * first + slot) * HALF, lane, ahead[slot][i]);
     }
+    // Weights are on their way; tokens are the predecessor's.
+    wait_for_predecessors();
+#pragma unroll
+    for (int n = 0; n < NT; n++) inputs[n] = input_row(p, min(first_token + n * 8 + g, p.rows - 1)) + t * 16;
+    load_tokens(2 * first);
     for (u32 block = 2 * first; block < 2 * end; block += AHEAD) {
 #pragma unroll
         for (int slot = 0; slot < AHEAD; slot++) {
@@ -228,7 +262,7 @@ __device__ __forceinline__ void few_tokens(const LinearParams &p) {
         float sum = 0.0f;
 #pragma unroll
         for (int split = 0; split < SPLITS; split++) sum += runs[split][output][token];
-        store(p, first_token + token, blockIdx.x * MT * TILE_ROWS + output, sum);
+        store(p, part, first_token + token, block_in_part * MT * TILE_ROWS + output, sum);
     }
 }
 
@@ -249,10 +283,12 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
     u16(*tokens)[TILE_TOKENS][TILE_STRIDE] = (u16(*)[TILE_TOKENS][TILE_STRIDE])memory;
     // Sums of the runs so far, a column per thread: touched eight times in all, so not worth registers.
     float(*totals)[256] = (float(*)[256])(memory + 2 * TILE_TOKENS * TILE_STRIDE * sizeof(u16));
-    const Matrix &m = p.matrix;
+    start_in_order();
+    const Part part = part_of(p, blockIdx.y);
+    const Matrix &m = part.matrix;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
     u32 all_tile_rows = (m.rows + TILE_ROWS - 1) / TILE_ROWS, first_token = blockIdx.x * TILE_TOKENS;
-    u32 first_tile_row = blockIdx.y * 8 + warp / 2 * MT, warp_token = warp % 2 * 32;
+    u32 first_tile_row = (blockIdx.y - part.first_block) * 8 + warp / 2 * MT, warp_token = warp % 2 * 32;
     const u32 HALF = Pieces<FORMAT>::COUNT * 512;
 
     auto fetch = [&](u32 index) {
@@ -260,7 +296,7 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
         for (int i = 0; i < TILE_TOKENS * GROUP / 8 / 256; i++) {
             u32 piece = i * 256 + threadIdx.x, token = piece / 16, col = piece % 16 * 8;
             bool wanted = first_token + token < p.rows;
-            const u16 *from = p.x + (size_t)(wanted ? first_token + token : 0) * m.groups * GROUP + index * GROUP + col;
+            const activation *from = input_row(p, wanted ? first_token + token : 0) + index * GROUP + col;
             copy_async(&tokens[index & 1][token][col], from, wanted);
         }
         asm volatile("cp.async.commit_group;");
@@ -325,40 +361,44 @@ __device__ __forceinline__ void many_tokens(const LinearParams &p) {
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                store(p, first_token + warp_token + n * 8 + t * 2 + k % 2,
+                store(p, part, first_token + warp_token + n * 8 + t * 2 + k % 2,
                       (first_tile_row + i) * TILE_ROWS + g + k / 2 * 8, totals[(i * NT + n) * 4 + k][threadIdx.x]);
 }
 
 // sm_80 schedules more loads ahead and would spill at half the registers.
-#define INT4_BLOCKS (__CUDA_ARCH__ == 800 ? 1 : 2)
+#define TWO_BLOCKS (__CUDA_ARCH__ == 800 ? 1 : 2)
 
 // At most so many tokens; the halves ahead are what registers allow.
-#define FEW(NAME, FORMAT, NT, AHEAD)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256) NAME(const LinearParams p) { few_tokens<FORMAT, 2, NT, AHEAD>(p); }
+#define FEW(NAME, FORMAT, NT, AHEAD, BLOCKS)                                                                           \
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME(const LinearParams p) {                             \
+        few_tokens<FORMAT, 2, NT, AHEAD>(p);                                                                           \
+    }
 // Any number of tokens.
 #define MANY(NAME, FORMAT, BLOCKS)                                                                                     \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME(const LinearParams p) { many_tokens<FORMAT>(p); }
 
-FEW(int4_8, FORMAT_INT4, 1, 4)
-FEW(int4_16, FORMAT_INT4, 2, 4)
-FEW(int4_32, FORMAT_INT4, 4, 2)
-MANY(int4_64, FORMAT_INT4, INT4_BLOCKS)
-FEW(int8_8, FORMAT_INT8, 1, 2)
-FEW(int8_16, FORMAT_INT8, 2, 2)
-FEW(int8_32, FORMAT_INT8, 4, 2)
+FEW(int4_8, FORMAT_INT4, 1, 4, TWO_BLOCKS)
+FEW(int4_16, FORMAT_INT4, 2, 4, 1)
+FEW(int4_32, FORMAT_INT4, 4, 2, 1)
+MANY(int4_64, FORMAT_INT4, TWO_BLOCKS)
+FEW(int8_8, FORMAT_INT8, 1, 2, TWO_BLOCKS)
+FEW(int8_16, FORMAT_INT8, 2, 2, 1)
+FEW(int8_32, FORMAT_INT8, 4, 2, 1)
 MANY(int8_64, FORMAT_INT8, 1)
-FEW(bf16_8, FORMAT_BF16, 1, 2)
-FEW(bf16_16, FORMAT_BF16, 2, 2)
+FEW(bf16_8, FORMAT_BF16, 1, 2, 1)
+FEW(bf16_16, FORMAT_BF16, 2, 2, 1)
 MANY(bf16_64, FORMAT_BF16, 1)
 
 // F32 and F16 weights: f32 products, a warp per output and token. grid (ceil(outputs / 8), rows)
 extern "C" __global__ void __launch_bounds__(256) plain(const LinearParams p) {
-    const Matrix &m = p.matrix;
-    u32 output = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31, row = blockIdx.y;
+    start_in_order();
+    const Part part = part_of(p, blockIdx.x);
+    const Matrix &m = part.matrix;
+    u32 output = (blockIdx.x - part.first_block) * 8 + threadIdx.x / 32, lane = threadIdx.x & 31, row = blockIdx.y;
     if (output >= m.rows) return;
-    const u16 *x = p.x + (size_t)row * m.groups * GROUP;
+    const activation *x = input_row(p, row);
     float sum = 0.0f;
     for (u32 col = lane; col < m.cols; col += 32) sum = fmaf(matrix_value(m, output, col), bf16_to_f32(x[col]), sum);
     sum = warp_sum(sum);
-    if (lane == 0) store(p, row, output, sum);
+    if (lane == 0) store(p, part, row, output, sum);
 }

@@ -251,6 +251,7 @@ __device__ u32 draw(const SampleRow &row, const float *logits, float *scratch, u
 
 // grid (rows)
 extern "C" __global__ void __launch_bounds__(BLOCK, 1) sample(const SampleParams p) {
+    start_in_order();
     __shared__ u32 found;
     const SampleRow row = p.rows[blockIdx.x];
     const float *logits = p.logits + (size_t)row.logits_row * p.logits_cols;

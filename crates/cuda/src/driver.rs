@@ -1,5 +1,5 @@
 //! The driver: one context, one stream, plain allocations. Everything is enqueued on that stream; only reading back
-//! waits for it. No events, no second stream.
+//! waits for it. No second stream.
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
 use std::collections::BTreeMap;
@@ -26,8 +26,37 @@ pub(crate) struct Driver {
     sm: u32,
     budget_bytes: u64,
     used_bytes: AtomicU64,
+    counters: Counters,
     /// What each op took, while that is measured.
     timings: Mutex<Option<BTreeMap<&'static str, OpTiming>>>,
+}
+
+/// See [`crate::Activity`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Memory taken, on the device or page-locked.
+    pub(crate) allocations: Counter,
+    /// Modules loaded.
+    pub(crate) loads: Counter,
+    /// Reads into ordinary memory, each with a wait for everything before it.
+    pub(crate) blocking_reads: Counter,
+    /// Kernels launched one by one.
+    pub(crate) launches: Counter,
+    /// Recordings replayed.
+    pub(crate) replays: Counter,
+}
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// Time of an op's kernels on the device.
@@ -91,6 +120,8 @@ impl Extent {
 #[derive(Debug, Clone)]
 pub(crate) struct Function {
     handle: sys::CUfunction,
+    /// It waits for its predecessor by itself, so that it may be launched early.
+    early: bool,
     _module: Arc<Module>,
 }
 // SAFETY: a handle of the driver, usable from any thread.
@@ -144,6 +175,7 @@ impl Driver {
                     budget_bytes: budget_bytes
                         .map_or(free_bytes as u64, |budget| budget.min(free_bytes as u64)),
                     used_bytes: AtomicU64::new(0),
+                    counters: Counters::default(),
                     timings: Mutex::new(None),
                 })
             }
@@ -171,7 +203,14 @@ impl Driver {
         DeviceError::Failed { op, device: self.name.clone(), reason: reason.into().0 }
     }
 
-    fn bind(&self) -> Result<(), DriverError> {
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    pub(crate) fn bind(&self) -> Result<(), DriverError> {
         // SAFETY: the context lives as long as self.
         unsafe { result::ctx::set_current(self.context) }
     }
@@ -199,6 +238,7 @@ impl Driver {
             Err(error) => return Err(self.failed("allocate", error)),
         };
         self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counters.allocations.add();
         Ok(Memory { driver: Arc::clone(self), address, bytes })
     }
 
@@ -225,25 +265,47 @@ impl Driver {
             return Err(DeviceError::shape(op, format!("a grid of {x} x {y} x {z} blocks")));
         }
         self.bind().map_err(|error| self.failed(op, error))?;
-        let timed = self.timings.lock().is_ok_and(|timings| timings.is_some());
-        let started = if timed { Some(self.record(op)?) } else { None };
+        let started = if self.is_measuring() { Some(self.record(op)?) } else { None };
         let mut pointers = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: the kernel takes exactly one parameter, the C twin of P, which the driver copies during the call.
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: extent.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: extent.shared_bytes,
+            hStream: self.stream,
+            attrs: &raw mut early,
+            numAttrs: u32::from(function.early),
+        };
+        // SAFETY: the kernel takes exactly one parameter, the C twin of P, which the driver copies during the call, as
+        // it does the configuration and its attribute.
         unsafe {
-            result::launch_kernel(
+            sys::cuLaunchKernelEx(
+                &raw const config,
                 function.handle,
-                extent.grid,
-                (extent.threads, 1, 1),
-                extent.shared_bytes,
-                self.stream,
-                &mut pointers,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
             )
         }
+        .result()
         .map_err(|error| self.failed(op, error))?;
+        self.counters.launches.add();
         match started {
             Some(started) => self.add_timing(op, started),
             None => Ok(()),
         }
+    }
+
+    /// Whether launches are being measured.
+    pub(crate) fn is_measuring(&self) -> bool {
+        self.timings.lock().is_ok_and(|timings| timings.is_some())
     }
 
     /// Starts to measure every launch, or stops and returns what was measured. Each launch then waits for its end.
@@ -290,6 +352,7 @@ impl Driver {
         // SAFETY: a checked ELF image; the driver refuses what is not one.
         let handle = unsafe { result::module::load_data(code.as_ptr().cast()) };
         let handle = handle.map_err(|error| self.failed("load", error))?;
+        self.counters.loads.add();
         Ok(Arc::new(Module { handle, driver: Arc::clone(self) }))
     }
 }
@@ -303,13 +366,34 @@ impl Module {
         // SAFETY: the module is alive, and the function keeps it so.
         let handle = unsafe { result::module::get_function(self.handle, c_name) };
         let handle = handle.map_err(|error| fail(error.to_string()))?;
+        // Code may be loaded when a kernel is first used; asking for anything about it does that now, because a
+        // recording must not.
+        // SAFETY: a handle just obtained.
+        unsafe {
+            result::function::get_function_attribute(
+                handle,
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS,
+            )
+        }
+        .map_err(|error| fail(error.to_string()))?;
         if shared_bytes > DEFAULT_SHARED_BYTES {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: a handle just obtained.
             unsafe { result::function::set_function_attribute(handle, attribute, shared_bytes as i32) }
                 .map_err(|error| fail(format!("{shared_bytes} bytes of shared memory: {error}")))?;
         }
-        Ok(Function { handle, _module: Arc::clone(self) })
+        Ok(Function { handle, early: false, _module: Arc::clone(self) })
+    }
+
+    /// [`Module::function`] for a kernel that begins with `wait_for_predecessors` of common.cuh: on devices that can,
+    /// it is launched while its predecessor still runs.
+    pub(crate) fn early_function(
+        self: &Arc<Self>,
+        name: &str,
+        shared_bytes: u32,
+    ) -> Result<Function, DeviceError> {
+        let early = self.driver.sm >= 90;
+        Ok(Function { early, ..self.function(name, shared_bytes)? })
     }
 }
 
@@ -350,7 +434,8 @@ impl Memory {
         self.bytes
     }
 
-    fn check(&self, op: &'static str, offset: u64, bytes: usize) -> Result<u64, DeviceError> {
+    /// The address of some bytes that must lie within this allocation.
+    pub(crate) fn range(&self, op: &'static str, offset: u64, bytes: usize) -> Result<u64, DeviceError> {
         if offset.saturating_add(bytes as u64) > self.bytes {
             let reason = format!("bytes {offset}+{bytes} of an allocation of {}", self.bytes);
             return Err(DeviceError::shape(op, reason));
@@ -366,7 +451,7 @@ impl Memory {
         offset: u64,
         values: &[T],
     ) -> Result<(), DeviceError> {
-        let address = self.check(op, offset, size_of_val(values))?;
+        let address = self.range(op, offset, size_of_val(values))?;
         // SAFETY: the range was checked; a copy from pageable memory has read its source when the call returns.
         unsafe { result::memcpy_htod_async(address, values, self.driver.stream) }
             .map_err(|error| self.driver.failed(op, error))
@@ -380,10 +465,11 @@ impl Memory {
         len: usize,
     ) -> Result<Vec<T>, DeviceError> {
         let mut values = vec![T::default(); len];
-        let address = self.check(op, offset, size_of_val(&values[..]))?;
+        let address = self.range(op, offset, size_of_val(&values[..]))?;
         // SAFETY: the range was checked, any bits are values of T, and the vector outlives the synchronisation.
         unsafe { result::memcpy_dtoh_async(&mut values, address, self.driver.stream) }
             .map_err(|error| self.driver.failed(op, error))?;
+        self.driver.counters.blocking_reads.add();
         self.driver.synchronize(op)?;
         Ok(values)
     }
@@ -396,7 +482,7 @@ impl Memory {
         to: u64,
         bytes: u64,
     ) -> Result<(), DeviceError> {
-        let (from, to) = (self.check(op, from, bytes as usize)?, self.check(op, to, bytes as usize)?);
+        let (from, to) = (self.range(op, from, bytes as usize)?, self.range(op, to, bytes as usize)?);
         // SAFETY: both ranges were checked.
         unsafe { result::memcpy_dtod_async(to, from, bytes as usize, self.driver.stream) }
             .map_err(|error| self.driver.failed(op, error))
@@ -404,7 +490,7 @@ impl Memory {
 
     /// Enqueues zeroing.
     pub(crate) fn clear(&self, op: &'static str, offset: u64, bytes: u64) -> Result<(), DeviceError> {
-        let address = self.check(op, offset, bytes as usize)?;
+        let address = self.range(op, offset, bytes as usize)?;
         // SAFETY: the range was checked.
         unsafe { result::memset_d8_async(address, 0, bytes as usize, self.driver.stream) }
             .map_err(|error| self.driver.failed(op, error))

@@ -22,7 +22,7 @@ macro_rules! params {
 
 /// `struct Matrix` of common.cuh.
 #[repr(C)]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MatrixParams {
     pub(crate) data: u64,
     pub(crate) scales: u64,
@@ -32,10 +32,24 @@ pub(crate) struct MatrixParams {
     pub(crate) format: u32,
 }
 
+/// As `MAX_PARTS` of linear.cu.
+pub(crate) const MAX_PARTS: usize = 4;
+
+/// `struct Part` of linear.cu.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PartParams {
+    pub(crate) matrix: MatrixParams,
+    pub(crate) out_column: u32,
+    pub(crate) first_block: u32,
+}
+
 /// `struct Step` of common.cuh.
 #[repr(C)]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct StepParams {
+    pub(crate) counts: u64,
+    pub(crate) logit_rows: u64,
     pub(crate) tokens: u64,
     pub(crate) row_span: u64,
     pub(crate) spans: u64,
@@ -46,11 +60,8 @@ pub(crate) struct StepParams {
 params! {
     /// rows.cu, `embed`.
     EmbedParams { table: MatrixParams, tokens: u64, out: u64, out_cols: u32, }
-    /// rows.cu, `rms_norm` and `stage`.
-    NormParams {
-        x: u64, indices: u64, weight: u64, out: u64, staged: u64,
-        x_cols: u32, out_cols: u32, cols: u32, padded: u32, eps: f32,
-    }
+    /// rows.cu, `rms_norm`.
+    NormParams { x: u64, weight: u64, out: u64, x_cols: u32, out_cols: u32, cols: u32, filled_cols: u32, eps: f32, }
     /// rows.cu, `mtp_combine`.
     MtpParams {
         table: MatrixParams, tokens: u64, hidden: u64, embed_norm: u64, hidden_norm: u64, out: u64,
@@ -64,14 +75,17 @@ params! {
         scanned_cols: u32, projected_cols: u32, out_cols: u32, z_column: u32, heads: u32, dim: u32, eps: f32,
     }
     /// rows.cu, `gather`.
-    GatherParams { from: u64, indices: u64, to: u64, cols: u32, to_cols: u32, }
+    GatherParams { from: u64, indices: u64, to: u64, cols: u32, from_cols: u32, to_cols: u32, }
     /// pack.cu, `pack`.
     PackParams {
         source: u64, raw_scales: u64, data: u64, scales: u64,
         rows: u32, cols: u32, groups: u32, format: u32, first_row: u32, source_rows: u32,
     }
     /// linear.cu, all.
-    LinearParams { matrix: MatrixParams, x: u64, out: u64, out_cols: u32, out_column: u32, rows: u32, mode: u32, }
+    LinearParams {
+        parts: [PartParams; MAX_PARTS], x: u64, indices: u64, out: u64,
+        part_count: u32, x_cols: u32, out_cols: u32, rows: u32, mode: u32,
+    }
     /// attention.cu, `prepare`.
     AttentionPrepareParams {
         step: StepParams, projected: u64, q_norm: u64, k_norm: u64, inverse: u64, query: u64, keys: u64, values: u64,

@@ -4,21 +4,23 @@
 //! binary, from a cache on disk, or from NVRTC, in this order ([`KernelStore`]). Whatever is missing is a
 //! [`qwill_device::DeviceError`] with a hint.
 //!
-//! Numerics: activations are bfloat16 values in f32 buffers; sums, norms, softmax and recurrent states are f32; every
+//! Numerics: activations are bfloat16; sums, norms, softmax and recurrent states are f32; every
 //! sum has one order that depends on the shapes alone.
 
 mod cubin_cache;
 mod device;
 mod driver;
 mod error;
+mod graph;
 mod launch;
 mod nvrtc;
+mod pinned;
 mod store;
 mod unit;
 mod usage;
 
 pub use cubin_cache::CubinCache;
-pub use device::{CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaOptions, CudaVector};
+pub use device::{Activity, CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaOptions, CudaVector};
 pub use driver::OpTiming;
 pub use error::KernelError;
 pub use nvrtc::{Compiled, Nvrtc};

@@ -22,7 +22,7 @@ pub(crate) const HEADER: (&str, &str) = ("common.cuh", include_str!("../kernels/
 pub(crate) const ROWS: Unit = Unit {
     name: "rows",
     source: include_str!("../kernels/rows.cu"),
-    kernels: &["embed", "rms_norm", "stage", "mtp_combine", "swiglu", "gated_norm", "gather"],
+    kernels: &["embed", "rms_norm", "mtp_combine", "swiglu", "gated_norm", "gather"],
 };
 pub(crate) const PACK: Unit =
     Unit { name: "pack", source: include_str!("../kernels/pack.cu"), kernels: &["pack"] };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use qwill_cpu::ReferenceDevice;
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::suite::{self, SuiteOptions, odd_geometry};
-use qwill_device::{Activations, Device, Geometry};
+use qwill_device::{Activations, Device, Geometry, Precision};
 
 /// The first GPU, with kernels cached in `QWILL_KERNEL_CACHE` where that is set.
 fn options() -> CudaOptions {
@@ -66,9 +66,9 @@ fn an_allocation_beyond_the_budget_is_an_error_with_both_numbers() {
     }
     let mut device = CudaDevice::new(&options).unwrap();
     assert_eq!(device.facts().memory_bytes, 64 << 20);
-    let message = device.buffer(1024, 1 << 20).unwrap_err().to_string();
+    let message = device.buffer(1024, 1 << 20, Precision::Full).unwrap_err().to_string();
     assert!(message.contains("4294967296"), "{message}");
-    device.buffer(16, 1024).unwrap();
+    device.buffer(16, 1024, Precision::Full).unwrap();
 }
 
 #[test]

@@ -21,5 +21,5 @@ pub use error::DeviceError;
 pub use geometry::{AttentionShape, GdnShape, Geometry, LayerKind};
 pub use matrix::{GROUP, MatrixData, WeightFormat};
 pub use numeric::Activations;
-pub use ops::{Device, DeviceFacts, GdnWeights};
+pub use ops::{Device, DeviceFacts, GdnWeights, Precision};
 pub use sample::{SampleRow, Sampled, ScoreRow};

@@ -15,6 +15,15 @@ pub struct DeviceFacts {
     pub activations: crate::Activations,
 }
 
+/// What a buffer can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// Results that are rounded as [`crate::Activations`] says; a device may store them in that type.
+    Activation,
+    /// f32: logits, and the `mixed` rows of [`Device::gdn_prepare`], whose gates are never rounded.
+    Full,
+}
+
 /// The small weights of a GDN layer, on the device.
 pub struct GdnWeights<D: Device + ?Sized> {
     /// Of [`Device::conv_taps`]: depthwise taps, the last one multiplies the newest sample.
@@ -61,8 +70,11 @@ pub trait Device: Send + 'static {
     /// Places the taps of a depthwise convolution, `[conv_channels, taps]`, in the order the device likes; as many
     /// bytes as the values.
     fn conv_taps(&mut self, values: &[f32], taps: usize) -> Result<Self::Vector, DeviceError>;
-    /// Makes an activation buffer; contents are unspecified.
-    fn buffer(&mut self, rows: usize, cols: usize) -> Result<Self::Buffer, DeviceError>;
+    /// Makes a buffer `[rows, cols]`; contents are unspecified.
+    fn buffer(&mut self, rows: usize, cols: usize, precision: Precision)
+    -> Result<Self::Buffer, DeviceError>;
+    /// Bytes that [`Device::buffer`] will take, exactly.
+    fn buffer_bytes(&self, rows: usize, cols: usize, precision: Precision) -> u64;
     /// Makes the caches: pages unspecified, slots cleared.
     fn cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError>;
 
@@ -83,6 +95,25 @@ pub trait Device: Send + 'static {
     /// Called once before the ops of a step; a device with its own memory uploads the batch here.
     /// [`Batch::check`] holds.
     fn begin_step(&mut self, batch: &Batch) -> Result<(), DeviceError>;
+
+    /// Starts to record a round: the ops until [`Device::end_recording`] are kept instead of run, for
+    /// [`Device::replay`]. `batch` stands for every batch of the rows phase with at most as many rows whose spans have
+    /// one row each where its have, and any number otherwise; logits are wanted of all rows, in their order.
+    /// `false`: this device does not record, and nothing was begun.
+    fn begin_recording(&mut self, _batch: &Batch) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    /// Ends a recording that was begun.
+    fn end_recording(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Runs the smallest recording that fits the batch, in place of [`Device::begin_step`] and all ops of the step;
+    /// logits row `i` then belongs to batch row `logit_rows[i]`. `false`: none fits, and nothing was done.
+    fn replay(&mut self, _batch: &Batch, _logit_rows: &[usize]) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
 
     /// `out[row] = table[batch.tokens[row]]`, dequantised. Token ids are below the table's rows.
     fn embed(

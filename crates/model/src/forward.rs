@@ -9,6 +9,11 @@ use crate::{Model, ModelError};
 impl<D: Device> Model<D> {
     /// Runs one step over the trunk. Afterwards logits row `i` belongs to batch row `logit_rows[i]`.
     pub fn forward(&mut self, batch: &Batch, logit_rows: &[usize]) -> Result<(), ModelError> {
+        self.check(batch)?;
+        self.check_logit_rows(batch, logit_rows)?;
+        if self.device.replay(batch, logit_rows)? {
+            return Ok(());
+        }
         self.begin(batch)?;
         for layer in 0..self.weights.layers.len() {
             self.layer(batch, layer)?;
@@ -20,6 +25,10 @@ impl<D: Device> Model<D> {
     pub fn begin(&mut self, batch: &Batch) -> Result<(), ModelError> {
         self.check(batch)?;
         self.device.begin_step(batch)?;
+        self.embed(batch)
+    }
+
+    pub(crate) fn embed(&mut self, batch: &Batch) -> Result<(), ModelError> {
         self.device.embed(&self.weights.embedding, batch, &mut self.work.residual)?;
         Ok(())
     }

@@ -10,6 +10,7 @@ mod load;
 mod mtp;
 mod names;
 mod plan;
+mod record;
 mod weights;
 mod workspace;
 

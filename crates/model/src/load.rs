@@ -80,7 +80,9 @@ impl<D: Device> Model<D> {
         device.reserve(&geometry, options.max_rows, options.max_logit_rows)?;
         let cache = device.cache(&cache_spec(&geometry, options))?;
         let work = Workspace::new(&mut device, &geometry, options.max_rows, options.max_logit_rows)?;
-        Ok(Self { device, geometry, weights, cache, work })
+        let mut model = Self { device, geometry, weights, cache, work };
+        model.record_rounds(options.slots)?;
+        Ok(model)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a model will take, computed without loading it.
 
-use qwill_device::{Geometry, WeightFormat};
+use qwill_device::{Geometry, Precision, WeightFormat};
 use qwill_weights::{Checkpoint, Quantize};
 
 use crate::names::{Group, matrices, matrix_shape};
@@ -56,17 +56,17 @@ pub fn plan_weights(
     groups
 }
 
-/// Bytes of the activation buffers: for `max_rows` rows, and of the logits.
+/// Bytes of the activation buffers for `max_rows` rows, and of the logits. `buffer_bytes` is the device's
+/// ([`qwill_device::Device::buffer_bytes`]), or a formula for a device that is not here.
 pub fn workspace_bytes(
     geometry: &Geometry,
     max_rows: usize,
     max_logit_rows: usize,
+    buffer_bytes: &dyn Fn(usize, usize, Precision) -> u64,
 ) -> [(&'static str, u64); 2] {
-    let widths = Widths::of(geometry).sum();
-    [
-        ("activations", (max_rows * widths * 4) as u64),
-        ("logits", (max_logit_rows * geometry.vocab * 4) as u64),
-    ]
+    let widths = Widths::of(geometry).all().into_iter();
+    let activations = widths.map(|(width, precision)| buffer_bytes(max_rows, width, precision)).sum();
+    [("activations", activations), ("logits", buffer_bytes(max_logit_rows, geometry.vocab, Precision::Full))]
 }
 
 /// Elements of all norm weights and small GDN vectors.

@@ -1,6 +1,6 @@
 //! Activation buffers: one set, sized once, reused by every layer.
 
-use qwill_device::{Device, Geometry};
+use qwill_device::{Device, Geometry, Precision};
 
 use crate::ModelError;
 
@@ -42,20 +42,24 @@ impl Widths {
         }
     }
 
-    pub(crate) fn sum(&self) -> usize {
-        self.residual
-            + self.hidden
-            + self.projected
-            + self.mixed
-            + self.query
-            + self.scanned
-            + self.attention_out
-            + self.gdn_out
-            + self.gate_up
-            + self.mlp
-            + self.mtp_hidden
-            + self.mtp_input
-            + self.mtp_out
+    /// All of them with what they hold.
+    pub(crate) fn all(&self) -> [(usize, Precision); 13] {
+        let activation = |width| (width, Precision::Activation);
+        [
+            activation(self.residual),
+            activation(self.hidden),
+            activation(self.projected),
+            (self.mixed, Precision::Full),
+            activation(self.query),
+            activation(self.scanned),
+            activation(self.attention_out),
+            activation(self.gdn_out),
+            activation(self.gate_up),
+            activation(self.mlp),
+            activation(self.mtp_hidden),
+            activation(self.mtp_input),
+            activation(self.mtp_out),
+        ]
     }
 }
 
@@ -88,12 +92,11 @@ impl<D: Device> Workspace<D> {
         max_logit_rows: usize,
     ) -> Result<Self, ModelError> {
         let widths = Widths::of(geometry);
-        let mut buffer = |width: usize| device.buffer(max_rows, width);
+        let mut buffer = |width: usize| device.buffer(max_rows, width, Precision::Activation);
         Ok(Self {
             residual: buffer(widths.residual)?,
             hidden: buffer(widths.hidden)?,
             projected: buffer(widths.projected)?,
-            mixed: buffer(widths.mixed)?,
             query: buffer(widths.query)?,
             scanned: buffer(widths.scanned)?,
             attention_out: buffer(widths.attention_out)?,
@@ -103,7 +106,8 @@ impl<D: Device> Workspace<D> {
             mtp_hidden: buffer(widths.mtp_hidden)?,
             mtp_input: buffer(widths.mtp_input)?,
             mtp_out: buffer(widths.mtp_out)?,
-            logits: device.buffer(max_logit_rows, geometry.vocab)?,
+            mixed: device.buffer(max_rows, widths.mixed, Precision::Full)?,
+            logits: device.buffer(max_logit_rows, geometry.vocab, Precision::Full)?,
             max_rows,
             max_logit_rows,
         })

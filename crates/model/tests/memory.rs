@@ -80,7 +80,8 @@ fn planned(checkpoint: &Checkpoint, quantize: Quantize, kv_type: KvType, device:
         .map(|group| PlanWeight { group: group.label.to_owned(), detail: group.formats, bytes: group.bytes })
         .collect();
     let workspace = |rows: usize, logit_rows: usize| {
-        let mut buffers = workspace_bytes(geometry, rows, logit_rows).to_vec();
+        let buffer_bytes = |rows, cols, precision| device.buffer_bytes(rows, cols, precision);
+        let mut buffers = workspace_bytes(geometry, rows, logit_rows, &buffer_bytes).to_vec();
         buffers.push(("scratch", device.scratch_bytes(geometry, rows, logit_rows)));
         buffers
     };

@@ -7,7 +7,7 @@ use qwill_contract::EngineHandle;
 use qwill_cpu::CpuDevice;
 use qwill_cpu::fast::{CpuOptions, Isa};
 use qwill_device::plan::{MemoryPlan, PlanInput, PlanOptions, PlanWeight};
-use qwill_device::{Activations, Device, Geometry, KvType, WeightFormat};
+use qwill_device::{Activations, Device, Geometry, KvType, Precision, WeightFormat};
 use qwill_engine::{EngineOptions, EngineThread};
 use qwill_model::{Model, ModelError, ModelOptions, PlanGroup};
 use qwill_weights::{Checkpoint, Quantize};
@@ -50,6 +50,8 @@ type ScratchBytes<'a> = dyn Fn(&Geometry, usize, usize) -> u64 + 'a;
 pub(crate) struct DeviceSizes<'a> {
     /// See [`Device::matrix_bytes`].
     pub(crate) matrix: &'a dyn Fn(WeightFormat, usize, usize) -> u64,
+    /// See [`Device::buffer_bytes`].
+    pub(crate) buffer: &'a dyn Fn(usize, usize, Precision) -> u64,
     /// See [`Device::scratch_bytes`]; `None` without a device to ask.
     pub(crate) scratch: Option<&'a ScratchBytes<'a>>,
 }
@@ -74,7 +76,7 @@ pub(crate) fn plan(
         })
         .collect();
     let workspace = |rows: usize, logit_rows: usize| {
-        let mut buffers = qwill_model::workspace_bytes(geometry, rows, logit_rows).to_vec();
+        let mut buffers = qwill_model::workspace_bytes(geometry, rows, logit_rows, sizes.buffer).to_vec();
         buffers.extend(sizes.scratch.map(|scratch| ("scratch", scratch(geometry, rows, logit_rows))));
         buffers
     };
@@ -101,7 +103,8 @@ pub(crate) fn plan_for_this_machine(
     let matrix_bytes = |format, rows, cols| device.matrix_bytes(format, rows, cols);
     let scratch_bytes =
         |geometry: &Geometry, rows, logit_rows| device.scratch_bytes(geometry, rows, logit_rows);
-    let sizes = DeviceSizes { matrix: &matrix_bytes, scratch: Some(&scratch_bytes) };
+    let buffer_bytes = |rows, cols, precision| device.buffer_bytes(rows, cols, precision);
+    let sizes = DeviceSizes { matrix: &matrix_bytes, buffer: &buffer_bytes, scratch: Some(&scratch_bytes) };
     let budget_bytes = memory.memory.map_or_else(
         || {
             let free = device.facts().memory_bytes as f64 * SHARE_OF_FREE_MEMORY;

@@ -2,7 +2,7 @@
 
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GdnShape, GdnState,
-    GdnWeights, Geometry, KvPage, MatrixData, SampleRow, Sampled, ScoreRow, WeightFormat,
+    GdnWeights, Geometry, KvPage, MatrixData, Precision, SampleRow, Sampled, ScoreRow, WeightFormat,
 };
 
 use super::attention::HeadNorms;
@@ -94,8 +94,12 @@ impl Device for CpuDevice {
         Ok(Vector::of_taps(values, taps))
     }
 
-    fn buffer(&mut self, rows: usize, cols: usize) -> Result<Buffer, DeviceError> {
+    fn buffer(&mut self, rows: usize, cols: usize, _precision: Precision) -> Result<Buffer, DeviceError> {
         Ok(Buffer::new(rows, cols))
+    }
+
+    fn buffer_bytes(&self, rows: usize, cols: usize, _precision: Precision) -> u64 {
+        (rows * cols * 4) as u64
     }
 
     fn cache(&mut self, spec: &CacheSpec) -> Result<Cache, DeviceError> {

@@ -26,9 +26,9 @@ pub(super) struct AttentionKernels {
 impl AttentionKernels {
     pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
         Ok(Self {
-            prepare: module.function("prepare", 0)?,
-            attend: module.function("attend", 0)?,
-            combine: module.function("combine", 0)?,
+            prepare: module.early_function("prepare", 0)?,
+            attend: module.early_function("attend", 0)?,
+            combine: module.early_function("combine", 0)?,
         })
     }
 }
@@ -51,6 +51,8 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         let check = Check("attention_prepare");
         check.attention(batch, kv_layer, shape, cache)?;
+        check.activations("projected", projected)?;
+        check.activations("query", query)?;
         check.buffer("projected", projected, batch.rows(), shape.projected())?;
         check.buffer("query", query, batch.rows(), shape.query_columns())?;
         check.vector("q_norm", q_norm, shape.head_dim)?;
@@ -65,8 +67,8 @@ impl CudaDevice {
             query: query.memory.address(),
             keys: layer.keys,
             values: layer.values,
-            projected_cols: projected.cols as u32,
-            query_cols: query.cols as u32,
+            projected_cols: projected.stride as u32,
+            query_cols: query.stride as u32,
             eps: shape.norm_eps,
         };
         let units = (shape.query_heads + shape.kv_heads).div_ceil(WARPS);
@@ -86,6 +88,9 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         let check = Check("attention");
         check.attention(batch, kv_layer, shape, cache)?;
+        check.activations("query", query)?;
+        check.activations("projected", projected)?;
+        check.activations("out", out)?;
         check.buffer("query", query, batch.rows(), shape.query_columns())?;
         check.buffer("projected", projected, batch.rows(), shape.projected())?;
         check.buffer("out", out, batch.rows(), shape.query_columns())?;
@@ -103,9 +108,9 @@ impl CudaDevice {
                 partials,
                 out: out.memory.address(),
                 first_row: first_row as u32,
-                query_cols: query.cols as u32,
-                projected_cols: projected.cols as u32,
-                out_cols: out.cols as u32,
+                query_cols: query.stride as u32,
+                projected_cols: projected.stride as u32,
+                out_cols: out.stride as u32,
                 scale: shape.scale(),
             };
             let extent = Extent::new((MAX_SPLITS, shape.kv_heads, rows), WARPS * 32);

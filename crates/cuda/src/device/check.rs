@@ -1,6 +1,6 @@
 //! What an op must be given: shapes that do not fit are errors of the caller, never a fault on the device.
 
-use qwill_device::{AttentionShape, Batch, DeviceError, GdnShape, Phase};
+use qwill_device::{AttentionShape, Batch, DeviceError, GdnShape, Phase, Precision};
 
 use super::{CudaBuffer, CudaCache, CudaMatrix, CudaVector};
 
@@ -25,6 +25,16 @@ impl Check {
         self.that(rows <= buffer.rows && cols <= buffer.cols, || {
             format!("{name} is [{}, {}], needs [{rows}, {cols}]", buffer.rows, buffer.cols)
         })
+    }
+
+    /// A buffer of activations.
+    pub(super) fn activations(self, name: &str, buffer: &CudaBuffer) -> Result<(), DeviceError> {
+        self.that(buffer.precision == Precision::Activation, || format!("{name} is f32, not activations"))
+    }
+
+    /// A buffer of f32.
+    pub(super) fn full(self, name: &str, buffer: &CudaBuffer) -> Result<(), DeviceError> {
+        self.that(buffer.precision == Precision::Full, || format!("{name} is activations, not f32"))
     }
 
     /// A vector of exactly `len` values.

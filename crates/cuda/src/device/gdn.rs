@@ -30,15 +30,15 @@ pub(super) struct GdnKernels {
 impl GdnKernels {
     pub(super) fn new(module: &Arc<Module>, shape: &GdnShape) -> Result<Self, DeviceError> {
         Ok(Self {
-            prepare: module.function("prepare", 0)?,
-            remember: module.function("remember", 0)?,
-            fold: module.function("fold", 0)?,
+            prepare: module.early_function("prepare", 0)?,
+            remember: module.early_function("remember", 0)?,
+            fold: module.early_function("fold", 0)?,
             scan_rows: [
-                module.function("scan_rows_1", 0)?,
-                module.function("scan_rows_4", 0)?,
-                module.function("scan_rows_16", 0)?,
+                module.early_function("scan_rows_1", 0)?,
+                module.early_function("scan_rows_4", 0)?,
+                module.early_function("scan_rows_16", 0)?,
             ],
-            scan_chunks: module.function("scan_chunks", chunk_shared_bytes(shape) as u32)?,
+            scan_chunks: module.early_function("scan_chunks", chunk_shared_bytes(shape) as u32)?,
         })
     }
 }
@@ -65,6 +65,8 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         let check = Check("gdn_prepare");
         check.gdn(batch, gdn_layer, shape, cache)?;
+        check.activations("projected", projected)?;
+        check.full("mixed", mixed)?;
         check.buffer("projected", projected, batch.rows(), shape.projected())?;
         check.buffer("mixed", mixed, batch.rows(), shape.mixed())?;
         check.vector("conv", &weights.conv, shape.conv_channels() * shape.conv_width)?;
@@ -79,14 +81,14 @@ impl CudaDevice {
             dt_bias: weights.dt_bias.memory.address(),
             conv: layer.conv,
             mixed: mixed.memory.address(),
-            projected_cols: projected.cols as u32,
-            mixed_cols: mixed.cols as u32,
+            projected_cols: projected.stride as u32,
+            mixed_cols: mixed.stride as u32,
             query_scale: 1.0 / (shape.key_dim as f32).sqrt(),
         };
         let units = 2 * shape.key_heads + shape.value_heads + 1;
         let extent = Extent::new((units.div_ceil(PREPARE_WARPS), batch.rows(), 1), PREPARE_WARPS * 32);
         self.driver.launch(check.0, &layer.kernels.prepare, extent, &params)?;
-        let extent = Extent::new((shape.conv_channels().div_ceil(256), CONV_RING, batch.spans.len()), 256);
+        let extent = Extent::new((shape.conv_channels().div_ceil(256), CONV_RING, self.step.spans()), 256);
         self.driver.launch(check.0, &layer.kernels.remember, extent, &params)
     }
 
@@ -101,6 +103,8 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         let check = Check("gdn_scan");
         check.gdn(batch, gdn_layer, shape, cache)?;
+        check.full("mixed", mixed)?;
+        check.activations("out", out)?;
         check.buffer("mixed", mixed, batch.rows(), shape.mixed())?;
         check.buffer("out", out, batch.rows(), shape.value_columns())?;
         let layer = cache.gdn_layer(check, gdn_layer)?;
@@ -110,16 +114,17 @@ impl CudaDevice {
             base: layer.base,
             ring: layer.ring,
             out: out.memory.address(),
-            mixed_cols: mixed.cols as u32,
-            out_cols: out.cols as u32,
+            mixed_cols: mixed.stride as u32,
+            out_cols: out.stride as u32,
         };
-        let spans = batch.spans.len();
+        let spans = self.step.spans();
         let column_blocks = (shape.value_dim.div_ceil(COLUMNS), shape.value_heads, spans);
         if batch.phase == Phase::Prefill {
             let extent = Extent::new(column_blocks, CHUNK_THREADS).with_shared(chunk_shared_bytes(shape));
             return self.driver.launch(check.0, &layer.kernels.scan_chunks, extent, &params);
         }
-        if batch.spans.iter().any(|span| span.ring_len == RING_TOKENS) {
+        // Nobody knows now whose ring will be full when a recording is replayed.
+        if self.step.recording() || batch.spans.iter().any(|span| span.ring_len == RING_TOKENS) {
             let grid = (shape.key_dim.div_ceil(FOLD_KEYS), shape.value_heads, spans);
             let extent = Extent::new(grid, shape.value_dim.next_multiple_of(32));
             self.driver.launch(check.0, &layer.kernels.fold, extent, &params)?;

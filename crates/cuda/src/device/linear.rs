@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use qwill_device::{DeviceError, GROUP, WeightFormat};
 
-use super::rows::{BLOCK, NORM_BLOCK};
+use super::rows::NORM_BLOCK;
 use super::{Check, CudaBuffer, CudaDevice, CudaMatrix, CudaVector};
 use crate::driver::{Extent, Function, Module};
-use crate::launch::{LinearParams, NormParams};
+use crate::launch::{LinearParams, MAX_PARTS, NormParams, PartParams};
 
 /// What becomes of a sum; the values are those of linear.cu.
 #[derive(Debug, Clone, Copy)]
@@ -43,8 +43,8 @@ struct Family {
 
 impl LinearKernels {
     pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
-        let kernel = |name: &str| module.function(name, 0);
-        let many = |name: &str| module.function(name, MANY_SHARED_BYTES as u32);
+        let kernel = |name: &str| module.early_function(name, 0);
+        let many = |name: &str| module.early_function(name, MANY_SHARED_BYTES as u32);
         Ok(Self {
             int4: Family {
                 few: vec![
@@ -70,95 +70,166 @@ impl LinearKernels {
             plain: kernel("plain")?,
         })
     }
+
+    /// The kernel for matrices of a format and a number of rows; the bits are the same whichever it is.
+    fn choose(&self, format: WeightFormat, rows: usize) -> Choice<'_> {
+        let family = match format {
+            WeightFormat::Int4 => &self.int4,
+            WeightFormat::Int8 => &self.int8,
+            WeightFormat::Bf16 => &self.bf16,
+            WeightFormat::F32 | WeightFormat::F16 => return Choice::Plain(&self.plain),
+        };
+        match family.few.iter().find(|(most, ..)| rows <= *most) {
+            Some((_, tokens, kernel)) => Choice::Few(kernel, *tokens),
+            None => Choice::Many(&family.many),
+        }
+    }
 }
 
-impl Family {
-    /// The kernel for a number of rows and its extent; the bits are the same whichever it is.
-    fn launch_for(&self, rows: usize, outputs: usize) -> (&Function, Extent) {
-        if let Some((_, tokens, kernel)) = self.few.iter().find(|(most, ..)| rows <= *most) {
-            return (kernel, Extent::new((outputs.div_ceil(32), rows.div_ceil(*tokens), 1), 256));
+/// A kernel and how its grid covers outputs and rows.
+enum Choice<'a> {
+    /// With the tokens of a block.
+    Few(&'a Function, usize),
+    Many(&'a Function),
+    Plain(&'a Function),
+}
+
+impl Choice<'_> {
+    fn outputs_of_a_block(&self) -> usize {
+        match self {
+            Self::Few(..) => 32,
+            Self::Many(_) => 128,
+            Self::Plain(_) => 8,
         }
-        let extent = Extent::new((rows.div_ceil(64), outputs.div_ceil(128), 1), 256);
-        (&self.many, extent.with_shared(MANY_SHARED_BYTES))
+    }
+
+    fn launch(&self, blocks: usize, rows: usize) -> (&Function, Extent) {
+        match self {
+            Self::Few(kernel, tokens) => (kernel, Extent::new((blocks, rows.div_ceil(*tokens), 1), 256)),
+            Self::Many(kernel) => {
+                let extent = Extent::new((rows.div_ceil(64), blocks, 1), 256);
+                (kernel, extent.with_shared(MANY_SHARED_BYTES))
+            }
+            Self::Plain(kernel) => (kernel, Extent::new((blocks, rows, 1), 256)),
+        }
+    }
+}
+
+/// Rows that a product reads: activations, zero-padded to whole groups.
+#[derive(Clone, Copy)]
+pub(super) struct Input {
+    pub(super) address: u64,
+    /// Addresses of row indices, or 0: all rows in order.
+    pub(super) indices: u64,
+    /// Elements from row to row.
+    pub(super) stride: usize,
+}
+
+impl CudaBuffer {
+    /// The buffer's rows as they are, for matrices of `cols` inputs.
+    pub(super) fn input(&self, check: Check, rows: usize, cols: usize) -> Result<Input, DeviceError> {
+        check.activations("input", self)?;
+        check.buffer("input", self, rows, cols)?;
+        check.that(cols == self.cols || cols.is_multiple_of(GROUP), || {
+            format!("{cols} inputs in rows of {}: what follows them is not zero", self.cols)
+        })?;
+        Ok(Input { address: self.memory.address(), indices: 0, stride: self.stride })
     }
 }
 
 impl CudaDevice {
-    /// Writes rows of `x`, normed where `norm` is given, as bf16 `[rows, cols rounded up to a group]` and returns the
-    /// address. `indices` picks the rows.
-    pub(super) fn stage(
+    /// The normed rows of `x`, in scratch memory.
+    pub(super) fn normed(
         &mut self,
         check: Check,
         rows: usize,
-        indices: Option<&[usize]>,
         x: &CudaBuffer,
-        norm: Option<(&CudaVector, f32)>,
-        cols: usize,
-    ) -> Result<u64, DeviceError> {
-        match indices {
-            Some(indices) => check.gathered("input", indices, x)?,
-            None => check.buffer("input", x, rows, cols)?,
-        }
-        check.buffer("input", x, 0, cols)?;
-        let padded = cols.next_multiple_of(GROUP);
-        let indices = match indices {
-            Some(indices) => self.upload_indices(check.0, indices)?,
-            None => 0,
-        };
-        let staged = self.staged.at_least(&self.driver, rows as u64 * padded as u64 * 2)?.address();
+        norm: &CudaVector,
+        eps: f32,
+    ) -> Result<Input, DeviceError> {
+        check.activations("x", x)?;
+        check.buffer("x", x, rows, norm.len)?;
+        let stride = norm.len.next_multiple_of(GROUP);
+        let address = self.normed.at_least(&self.driver, (rows * stride * 2) as u64)?.address();
         let params = NormParams {
             x: x.memory.address(),
-            indices,
-            weight: norm.map_or(0, |(weight, _)| weight.memory.address()),
-            out: 0,
-            staged,
-            x_cols: x.cols as u32,
-            out_cols: 0,
-            cols: cols as u32,
-            padded: padded as u32,
-            eps: norm.map_or(0.0, |(_, eps)| eps),
+            weight: norm.memory.address(),
+            out: address,
+            x_cols: x.stride as u32,
+            out_cols: stride as u32,
+            cols: norm.len as u32,
+            filled_cols: stride as u32,
+            eps,
         };
-        let kernels = &self.kernels.rows;
-        let (kernel, extent) = match norm {
-            Some(_) => (&kernels.rms_norm, Extent::new((rows, 1, 1), NORM_BLOCK)),
-            None => (&kernels.stage, Extent::new((padded.div_ceil(4 * BLOCK), rows, 1), BLOCK)),
-        };
-        self.driver.launch(check.0, kernel, extent, &params)?;
-        Ok(staged)
+        let kernel = &self.kernels.rows.rms_norm;
+        self.driver.launch(check.0, kernel, Extent::new((rows, 1, 1), NORM_BLOCK), &params)?;
+        Ok(Input { address, indices: 0, stride })
     }
 
-    /// `out[row][first_column + i] = matrix[i] · x[row]` for staged rows.
+    /// `out[row] = parts[0] · x[row] | parts[1] · x[row] | …`. Neighbours of one format share a launch.
     pub(super) fn multiply(
         &mut self,
         check: Check,
         rows: usize,
-        x: u64,
-        matrix: &CudaMatrix,
+        x: Input,
+        parts: &[&CudaMatrix],
         out: &mut CudaBuffer,
-        first_column: usize,
         mode: Mode,
     ) -> Result<(), DeviceError> {
-        check.buffer("out", out, rows, first_column + matrix.rows())?;
+        check.buffer("out", out, rows, parts.iter().map(|part| part.rows()).sum())?;
+        match mode {
+            Mode::Round | Mode::Add => check.activations("out", out)?,
+            Mode::Raw => check.full("out", out)?,
+        }
+        let mut out_column = 0;
+        for same_format in parts.chunk_by(|a, b| a.format() == b.format()) {
+            for parts in same_format.chunks(MAX_PARTS) {
+                out_column += self.multiply_together(check, rows, x, parts, out, out_column, mode)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One launch for matrices of one format; returns their outputs.
+    fn multiply_together(
+        &mut self,
+        check: Check,
+        rows: usize,
+        x: Input,
+        parts: &[&CudaMatrix],
+        out: &CudaBuffer,
+        first_column: usize,
+        mode: Mode,
+    ) -> Result<usize, DeviceError> {
+        let Some(first) = parts.first() else { return Ok(0) };
+        let choice = self.kernels.linear.choose(first.format(), rows);
+        let (mut outputs, mut blocks) = (0, 0);
+        let mut params = [PartParams::default(); MAX_PARTS];
+        for (part, params) in parts.iter().zip(&mut params) {
+            check.that(part.cols() == first.cols(), || {
+                format!("matrices of {} and {} inputs side by side", first.cols(), part.cols())
+            })?;
+            *params = PartParams {
+                matrix: part.params(),
+                out_column: (first_column + outputs) as u32,
+                first_block: blocks as u32,
+            };
+            outputs += part.rows();
+            blocks += part.rows().div_ceil(choice.outputs_of_a_block());
+        }
         let params = LinearParams {
-            matrix: matrix.params(),
-            x,
+            parts: params,
+            x: x.address,
+            indices: x.indices,
             out: out.memory.address(),
-            out_cols: out.cols as u32,
-            out_column: first_column as u32,
+            part_count: parts.len() as u32,
+            x_cols: x.stride as u32,
+            out_cols: out.stride as u32,
             rows: rows as u32,
             mode: mode as u32,
         };
-        let kernels = &self.kernels.linear;
-        let family = match matrix.format() {
-            WeightFormat::Int4 => &kernels.int4,
-            WeightFormat::Int8 => &kernels.int8,
-            WeightFormat::Bf16 => &kernels.bf16,
-            WeightFormat::F32 | WeightFormat::F16 => {
-                let extent = Extent::new((matrix.rows().div_ceil(8), rows, 1), 256);
-                return self.driver.launch(check.0, &kernels.plain, extent, &params);
-            }
-        };
-        let (kernel, extent) = family.launch_for(rows, matrix.rows());
-        self.driver.launch(check.0, kernel, extent, &params)
+        let (kernel, extent) = choice.launch(blocks, rows);
+        self.driver.launch(check.0, kernel, extent, &params)?;
+        Ok(outputs)
     }
 }

@@ -15,16 +15,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use qwill_device::numeric::{bf16_to_f32, f32_to_bf16};
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GROUP, GdnShape,
-    GdnState, GdnWeights, Geometry, KvPage, MatrixData, SampleRow, Sampled, ScoreRow, WeightFormat,
+    GdnState, GdnWeights, Geometry, KvPage, MatrixData, Phase, Precision, SampleRow, Sampled, ScoreRow,
+    WeightFormat,
 };
 
 use crate::driver::{Driver, Function, Memory, OpTiming};
+use crate::graph::Graph;
 use crate::unit::{self, UnitBuild};
 use crate::{CubinCache, KernelOrigin, KernelStore};
 use check::Check;
-use linear::Mode;
+use linear::{Input, Mode};
 use step::StepMemory;
 
 pub use cache::CudaCache;
@@ -58,12 +61,33 @@ impl Default for CudaOptions {
     }
 }
 
-/// Activations `[capacity_rows, cols]` on the device, f32.
+/// A buffer `[capacity_rows, cols]` on the device: bf16 activations, each row zero-padded to whole groups of columns,
+/// or f32.
 #[derive(Debug)]
 pub struct CudaBuffer {
     memory: Memory,
     rows: usize,
     cols: usize,
+    /// Elements from row to row.
+    stride: usize,
+    precision: Precision,
+}
+
+impl CudaBuffer {
+    fn stride(cols: usize, precision: Precision) -> usize {
+        match precision {
+            Precision::Activation => cols.next_multiple_of(GROUP),
+            Precision::Full => cols,
+        }
+    }
+
+    fn bytes(rows: usize, cols: usize, precision: Precision) -> u64 {
+        let element_bytes = match precision {
+            Precision::Activation => 2,
+            Precision::Full => 4,
+        };
+        rows as u64 * Self::stride(cols, precision) as u64 * element_bytes
+    }
 }
 
 /// A short f32 vector on the device.
@@ -81,14 +105,34 @@ pub struct CudaDevice {
     kernels: FixedKernels,
     /// The step's rows, spans and pages.
     step: StepMemory,
-    /// bf16 inputs of the product that runs.
-    staged: Scratch,
+    /// Rounds that are replayed: by the rows they have room for, and whether spans may have several rows.
+    recordings: BTreeMap<(usize, bool), Graph>,
+    /// What the recording that was begun will be kept as.
+    begun: Option<(usize, bool)>,
+    /// Normed inputs of the product that runs.
+    normed: Scratch,
     /// Row indices of the op that runs.
     indices: Scratch,
     /// Parts of the attention that runs.
     partials: Scratch,
     /// Copies of logits, lists, results of the sampler.
     sampler: sample::SamplerMemory,
+}
+
+/// Calls of the driver that cost time, counted. Once a model is loaded only the last two grow: rounds are replayed, and
+/// prompts are launched op by op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Activity {
+    /// Memory taken, on the device or page-locked.
+    pub allocations: u64,
+    /// Modules loaded, compiled before where necessary.
+    pub loads: u64,
+    /// Reads into ordinary memory, each with a wait for everything before it.
+    pub blocking_reads: u64,
+    /// Kernels launched one by one or into a recording.
+    pub launches: u64,
+    /// Recordings replayed.
+    pub replays: u64,
 }
 
 /// The kernels that need no geometry.
@@ -142,15 +186,29 @@ impl CudaDevice {
             sample: module(unit::SAMPLE)?.function("sample", 0)?,
         };
         Ok(Self {
-            step: StepMemory::new(&driver)?,
+            step: StepMemory::new(),
             driver,
             store,
             kernels,
-            staged: Scratch::new("staged activations"),
+            recordings: BTreeMap::new(),
+            begun: None,
+            normed: Scratch::new("normed activations"),
             indices: Scratch::new("row indices"),
             partials: Scratch::new("parts of attention"),
             sampler: sample::SamplerMemory::default(),
         })
+    }
+
+    /// What the driver was asked to do since the device was opened.
+    pub fn activity(&self) -> Activity {
+        let counters = self.driver.counters();
+        Activity {
+            allocations: counters.allocations.get(),
+            loads: counters.loads.get(),
+            blocking_reads: counters.blocking_reads.get(),
+            launches: counters.launches.get(),
+            replays: counters.replays.get(),
+        }
     }
 
     /// Starts to measure the time of every op's kernels; each then waits for its end, so that steps are slower.
@@ -175,7 +233,7 @@ impl CudaDevice {
 
 /// Bytes of the work memory for a model.
 struct WorkBytes {
-    staged: u64,
+    normed: u64,
     indices: u64,
     partials: u64,
     /// Ids that the sampler copies.
@@ -185,16 +243,8 @@ struct WorkBytes {
 impl WorkBytes {
     fn of(geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> Self {
         let rows = max_rows.max(max_logit_rows) as u64;
-        let inputs = [
-            geometry.hidden,
-            2 * geometry.hidden * geometry.mtp_layers,
-            geometry.intermediate,
-            geometry.attention.query_columns(),
-            geometry.gdn.value_columns(),
-        ];
-        let widest = inputs.into_iter().max().unwrap_or(0).next_multiple_of(GROUP) as u64;
         Self {
-            staged: rows * widest * 2,
+            normed: rows * geometry.hidden.next_multiple_of(GROUP) as u64 * 2,
             indices: (rows * 4).max(LEAST_INDEX_BYTES),
             partials: attention::partial_bytes(&geometry.attention),
             sampled_vocab: geometry.vocab,
@@ -202,8 +252,14 @@ impl WorkBytes {
     }
 
     fn sum(&self) -> u64 {
-        self.staged + self.indices + self.partials + sample::SamplerMemory::bytes(self.sampled_vocab)
+        let step = 2 * step::BLOCK_BYTES;
+        self.normed + self.indices + self.partials + step + sample::SamplerMemory::bytes(self.sampled_vocab)
     }
+}
+
+/// Whether a sequence has more than one row.
+fn has_long_spans(batch: &Batch) -> bool {
+    batch.spans.len() < batch.rows()
 }
 
 /// The module of a unit, from wherever the store has it.
@@ -264,15 +320,23 @@ impl Device for CudaDevice {
         max_logit_rows: usize,
     ) -> Result<(), DeviceError> {
         let bytes = WorkBytes::of(geometry, max_rows, max_logit_rows);
-        self.staged.at_least(&self.driver, bytes.staged)?;
+        self.normed.at_least(&self.driver, bytes.normed)?;
+        self.step.reserve(&self.driver, max_rows.min(max_logit_rows))?;
         self.indices.at_least(&self.driver, bytes.indices)?;
         self.partials.at_least(&self.driver, bytes.partials)?;
         self.sampler.reserve(&self.driver, bytes.sampled_vocab)
     }
 
-    fn buffer(&mut self, rows: usize, cols: usize) -> Result<CudaBuffer, DeviceError> {
-        let memory = self.driver.allocate("an activation buffer", rows as u64 * cols as u64 * 4)?;
-        Ok(CudaBuffer { memory, rows, cols })
+    fn buffer(&mut self, rows: usize, cols: usize, precision: Precision) -> Result<CudaBuffer, DeviceError> {
+        let bytes = CudaBuffer::bytes(rows, cols, precision);
+        let memory = self.driver.allocate("an activation buffer", bytes)?;
+        // The padding of rows is read by products and never written.
+        memory.clear("buffer", 0, bytes)?;
+        Ok(CudaBuffer { memory, rows, cols, stride: CudaBuffer::stride(cols, precision), precision })
+    }
+
+    fn buffer_bytes(&self, rows: usize, cols: usize, precision: Precision) -> u64 {
+        CudaBuffer::bytes(rows, cols, precision)
     }
 
     fn cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
@@ -282,6 +346,43 @@ impl Device for CudaDevice {
     fn begin_step(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         batch.check().map_err(|reason| DeviceError::shape("begin_step", reason))?;
         self.step.upload(&self.driver, batch)
+    }
+
+    fn begin_recording(&mut self, batch: &Batch) -> Result<bool, DeviceError> {
+        batch.check().map_err(|reason| DeviceError::shape("begin_recording", reason))?;
+        if batch.phase != Phase::Rows || !self.step.begin_recording(batch) {
+            return Ok(false);
+        }
+        self.begun = Some((batch.rows(), has_long_spans(batch)));
+        self.driver.begin_capture()?;
+        Ok(true)
+    }
+
+    fn end_recording(&mut self) -> Result<(), DeviceError> {
+        self.step.end_recording();
+        if let Some(key) = self.begun.take() {
+            let graph = self.driver.end_capture()?;
+            self.recordings.insert(key, graph);
+        }
+        Ok(())
+    }
+
+    fn replay(&mut self, batch: &Batch, logit_rows: &[usize]) -> Result<bool, DeviceError> {
+        // Kernels of a recording are not timed one by one.
+        if batch.phase != Phase::Rows || self.driver.is_measuring() {
+            return Ok(false);
+        }
+        batch.check().map_err(|reason| DeviceError::shape("replay", reason))?;
+        let least = batch.rows().max(logit_rows.len());
+        let long_spans = has_long_spans(batch);
+        let fits = |((rows, long), _): &(&(usize, bool), &Graph)| *rows >= least && *long == long_spans;
+        let Some((_, graph)) = self.recordings.iter().find(fits) else { return Ok(false) };
+        if !self.step.upload_recorded(batch, logit_rows)? {
+            return Ok(false);
+        }
+        graph.launch()?;
+        self.driver.counters().replays.add();
+        Ok(true)
     }
 
     fn embed(&mut self, table: &CudaMatrix, batch: &Batch, out: &mut CudaBuffer) -> Result<(), DeviceError> {
@@ -309,19 +410,13 @@ impl Device for CudaDevice {
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         let check = Check("norm_linears");
-        check.buffer("out", out, rows, parts.iter().map(|part| part.rows()).sum())?;
         for part in parts {
             check.that(part.cols() == norm.len, || {
                 format!("a part of {} inputs after a norm of {}", part.cols(), norm.len)
             })?;
         }
-        let x = self.stage(check, rows, None, x, Some((norm, eps)), norm.len)?;
-        let mut first_column = 0;
-        for part in parts {
-            self.multiply(check, rows, x, part, out, first_column, Mode::Round)?;
-            first_column += part.rows();
-        }
-        Ok(())
+        let x = self.normed(check, rows, x, norm, eps)?;
+        self.multiply(check, rows, x, parts, out, Mode::Round)
     }
 
     fn linear(
@@ -332,8 +427,8 @@ impl Device for CudaDevice {
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         let check = Check("linear");
-        let x = self.stage(check, rows, None, input, None, matrix.cols())?;
-        self.multiply(check, rows, x, matrix, out, 0, Mode::Round)
+        let x = input.input(check, rows, matrix.cols())?;
+        self.multiply(check, rows, x, &[matrix], out, Mode::Round)
     }
 
     fn linear_add(
@@ -344,8 +439,8 @@ impl Device for CudaDevice {
         x: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         let check = Check("linear_add");
-        let staged = self.stage(check, rows, None, input, None, matrix.cols())?;
-        self.multiply(check, rows, staged, matrix, x, 0, Mode::Add)
+        let input = input.input(check, rows, matrix.cols())?;
+        self.multiply(check, rows, input, &[matrix], x, Mode::Add)
     }
 
     fn swiglu(
@@ -443,8 +538,12 @@ impl Device for CudaDevice {
         logits: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         let check = Check("head");
-        let x = self.stage(check, rows.len(), Some(rows), hidden, None, matrix.cols())?;
-        self.multiply(check, rows.len(), x, matrix, logits, 0, Mode::Raw)
+        check.gathered("hidden", rows, hidden)?;
+        // A recording reads the rows that its replay is given; recorded are all rows in their order.
+        let indices =
+            if self.step.recording() { self.step.logit_rows() } else { self.upload_indices(check.0, rows)? };
+        let x = Input { indices, ..hidden.input(check, 0, matrix.cols())? };
+        self.multiply(check, rows.len(), x, &[matrix], logits, Mode::Raw)
     }
 
     fn sample(&mut self, logits: &CudaBuffer, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, DeviceError> {
@@ -502,7 +601,15 @@ impl Device for CudaDevice {
 
     fn read(&mut self, buffer: &CudaBuffer, rows: usize) -> Result<Vec<f32>, DeviceError> {
         Check("read").buffer("buffer", buffer, rows, 0)?;
-        buffer.memory.read("read", 0, rows * buffer.cols)
+        let len = rows * buffer.stride;
+        match buffer.precision {
+            Precision::Full => buffer.memory.read("read", 0, len),
+            Precision::Activation => {
+                let bits: Vec<u16> = buffer.memory.read("read", 0, len)?;
+                let rows = bits.chunks(buffer.stride.max(1));
+                Ok(rows.flat_map(|row| row[..buffer.cols].iter().map(|bits| bf16_to_f32(*bits))).collect())
+            }
+        }
     }
 
     fn write(&mut self, buffer: &mut CudaBuffer, values: &[f32]) -> Result<(), DeviceError> {
@@ -511,7 +618,17 @@ impl Device for CudaDevice {
             format!("{} values for rows of {}", values.len(), buffer.cols)
         })?;
         check.buffer("buffer", buffer, values.len() / buffer.cols, 0)?;
-        buffer.memory.write("write", 0, values)
+        match buffer.precision {
+            Precision::Full => buffer.memory.write("write", 0, values),
+            Precision::Activation => {
+                let padding = std::iter::repeat_n(0, buffer.stride - buffer.cols);
+                let rows = values.chunks(buffer.cols);
+                let bits: Vec<u16> = rows
+                    .flat_map(|row| row.iter().map(|value| f32_to_bf16(*value)).chain(padding.clone()))
+                    .collect();
+                buffer.memory.write("write", 0, &bits)
+            }
+        }
     }
 
     fn gather(&mut self, rows: &[usize], from: &CudaBuffer, to: &mut CudaBuffer) -> Result<(), DeviceError> {

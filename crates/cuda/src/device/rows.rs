@@ -9,7 +9,7 @@ use crate::driver::{Extent, Function, Module};
 use crate::launch::{EmbedParams, GatedNormParams, GatherParams, MtpParams, NormParams, SwigluParams};
 
 /// Threads of a block, as `BLOCK` in the source.
-pub(super) const BLOCK: usize = 256;
+const BLOCK: usize = 256;
 
 /// Threads of `rms_norm`, as `NORM_BLOCK` in the source.
 pub(super) const NORM_BLOCK: usize = 512;
@@ -19,7 +19,6 @@ pub(super) const NORM_BLOCK: usize = 512;
 pub(super) struct RowKernels {
     embed: Function,
     pub(super) rms_norm: Function,
-    pub(super) stage: Function,
     mtp_combine: Function,
     swiglu: Function,
     gated_norm: Function,
@@ -29,13 +28,12 @@ pub(super) struct RowKernels {
 impl RowKernels {
     pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
         Ok(Self {
-            embed: module.function("embed", 0)?,
-            rms_norm: module.function("rms_norm", 0)?,
-            stage: module.function("stage", 0)?,
-            mtp_combine: module.function("mtp_combine", 0)?,
-            swiglu: module.function("swiglu", 0)?,
-            gated_norm: module.function("gated_norm", 0)?,
-            gather: module.function("gather", 0)?,
+            embed: module.early_function("embed", 0)?,
+            rms_norm: module.early_function("rms_norm", 0)?,
+            mtp_combine: module.early_function("mtp_combine", 0)?,
+            swiglu: module.early_function("swiglu", 0)?,
+            gated_norm: module.early_function("gated_norm", 0)?,
+            gather: module.early_function("gather", 0)?,
         })
     }
 }
@@ -49,12 +47,13 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         let check = Check("embed");
         check.tokens(table, batch)?;
+        check.activations("out", out)?;
         check.buffer("out", out, batch.rows(), table.cols())?;
         let params = EmbedParams {
             table: table.params(),
             tokens: self.step.params("embed", batch)?.tokens,
             out: out.memory.address(),
-            out_cols: out.cols as u32,
+            out_cols: out.stride as u32,
         };
         let extent = Extent::new((batch.rows(), 1, 1), BLOCK);
         self.driver.launch("embed", &self.kernels.rows.embed, extent, &params)
@@ -69,18 +68,18 @@ impl CudaDevice {
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         let check = Check("rms_norm");
+        check.activations("x", x)?;
+        check.activations("out", out)?;
         check.buffer("x", x, rows, weight.len)?;
         check.buffer("out", out, rows, weight.len)?;
         let params = NormParams {
             x: x.memory.address(),
-            indices: 0,
             weight: weight.memory.address(),
             out: out.memory.address(),
-            staged: 0,
-            x_cols: x.cols as u32,
-            out_cols: out.cols as u32,
+            x_cols: x.stride as u32,
+            out_cols: out.stride as u32,
             cols: weight.len as u32,
-            padded: 0,
+            filled_cols: 0,
             eps,
         };
         self.driver.launch(
@@ -99,16 +98,18 @@ impl CudaDevice {
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         let check = Check("swiglu");
+        check.activations("gate_up", gate_up)?;
+        check.activations("out", out)?;
         check.buffer("gate_up", gate_up, rows, 2 * width)?;
         check.buffer("out", out, rows, width)?;
         let params = SwigluParams {
             gate_up: gate_up.memory.address(),
             out: out.memory.address(),
-            in_cols: gate_up.cols as u32,
-            out_cols: out.cols as u32,
+            in_cols: gate_up.stride as u32,
+            out_cols: out.stride as u32,
             width: width as u32,
         };
-        let extent = Extent::new((width.div_ceil(BLOCK), rows, 1), BLOCK);
+        let extent = Extent::new((width.div_ceil(4 * BLOCK), rows, 1), BLOCK);
         self.driver.launch("swiglu", &self.kernels.rows.swiglu, extent, &params)
     }
 
@@ -122,6 +123,9 @@ impl CudaDevice {
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         let check = Check("gated_norm");
+        check.activations("scanned", scanned)?;
+        check.activations("projected", projected)?;
+        check.activations("out", out)?;
         check.buffer("scanned", scanned, rows, shape.value_columns())?;
         check.buffer("projected", projected, rows, shape.projected())?;
         check.buffer("out", out, rows, shape.value_columns())?;
@@ -131,9 +135,9 @@ impl CudaDevice {
             projected: projected.memory.address(),
             norm: norm.memory.address(),
             out: out.memory.address(),
-            scanned_cols: scanned.cols as u32,
-            projected_cols: projected.cols as u32,
-            out_cols: out.cols as u32,
+            scanned_cols: scanned.stride as u32,
+            projected_cols: projected.stride as u32,
+            out_cols: out.stride as u32,
             z_column: shape.z_column() as u32,
             heads: shape.value_heads as u32,
             dim: shape.value_dim as u32,
@@ -155,6 +159,8 @@ impl CudaDevice {
         let check = Check("mtp_combine");
         check.tokens(table, batch)?;
         check.vector("embed_norm", embed_norm, table.cols())?;
+        check.activations("hidden", hidden)?;
+        check.activations("out", out)?;
         check.buffer("hidden", hidden, batch.rows(), hidden_norm.len)?;
         check.buffer("out", out, batch.rows(), table.cols() + hidden_norm.len)?;
         let params = MtpParams {
@@ -164,9 +170,9 @@ impl CudaDevice {
             embed_norm: embed_norm.memory.address(),
             hidden_norm: hidden_norm.memory.address(),
             out: out.memory.address(),
-            hidden_cols: hidden.cols as u32,
+            hidden_cols: hidden.stride as u32,
             hidden_width: hidden_norm.len as u32,
-            out_cols: out.cols as u32,
+            out_cols: out.stride as u32,
             eps,
         };
         let extent = Extent::new((batch.rows(), 1, 1), BLOCK);
@@ -180,6 +186,8 @@ impl CudaDevice {
         to: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         let check = Check("gather");
+        check.activations("from", from)?;
+        check.activations("to", to)?;
         check.gathered("from", rows, from)?;
         check.buffer("to", to, rows.len(), from.cols)?;
         let params = GatherParams {
@@ -187,7 +195,8 @@ impl CudaDevice {
             indices: self.upload_indices("gather", rows)?,
             to: to.memory.address(),
             cols: from.cols as u32,
-            to_cols: to.cols as u32,
+            from_cols: from.stride as u32,
+            to_cols: to.stride as u32,
         };
         let extent = Extent::new((rows.len(), 1, 1), BLOCK);
         self.driver.launch("gather", &self.kernels.rows.gather, extent, &params)

@@ -6,27 +6,33 @@ use std::sync::Arc;
 use qwill_device::{DeviceError, SampleRow, Sampled, ScoreRow};
 
 use super::{Check, CudaBuffer, CudaDevice, Scratch};
-use crate::driver::{Driver, Extent, Memory};
+use crate::driver::{Driver, Extent};
 use crate::launch::SampleParams;
+use crate::pinned::Pinned;
 
-/// Rows of a launch at most: bounds the memory for their copies.
+/// Rows of a launch at most: bounds the memory for copies of logits.
 const LAUNCH_ROWS: usize = 16;
+/// Rows whose results are waited for together, at most.
+const BATCH_ROWS: usize = 512;
 /// As `BLOCK` in the source.
 const BLOCK: usize = 1024;
-/// Parameters and results that always fit.
-const LEAST_BYTES: u64 = 64 << 10;
+/// Bytes of parameters: 1,024 ids to penalise in each of 512 rows, and more in fewer.
+const REQUEST_BYTES: u64 = 4 << 20;
+/// Bytes of results: 512 rows with 60 alternatives each.
+const RESULT_BYTES: u64 = 256 << 10;
 const FLAG_DRAW: u32 = 1;
 const FLAG_REPORT: u32 = 2;
 /// 32-bit words of `struct SampleRow` and `struct SampleResult` in the source.
 const ROW_WORDS: usize = 26;
 const RESULT_WORDS: usize = 6;
 
-/// Memory of the sampler.
+/// Memory of the sampler. Parameters and results that are larger than usual make it grow.
 #[derive(Debug)]
 pub(super) struct SamplerMemory {
     logits: Scratch,
     request: Scratch,
     results: Scratch,
+    pinned: Option<(Pinned, Pinned)>,
 }
 
 impl Default for SamplerMemory {
@@ -35,6 +41,7 @@ impl Default for SamplerMemory {
             logits: Scratch::new("copies of logits"),
             request: Scratch::new("sampling parameters"),
             results: Scratch::new("sampling results"),
+            pinned: None,
         }
     }
 }
@@ -42,15 +49,47 @@ impl Default for SamplerMemory {
 impl SamplerMemory {
     /// Bytes that [`SamplerMemory::reserve`] takes.
     pub(super) fn bytes(vocab: usize) -> u64 {
-        (LAUNCH_ROWS * vocab * 4) as u64 + 2 * LEAST_BYTES
+        (LAUNCH_ROWS * vocab * 4) as u64 + REQUEST_BYTES + RESULT_BYTES
     }
 
     /// Makes room for rows of a vocabulary with lists and results of a usual length.
     pub(super) fn reserve(&mut self, driver: &Arc<Driver>, vocab: usize) -> Result<(), DeviceError> {
         self.logits.at_least(driver, (LAUNCH_ROWS * vocab * 4) as u64)?;
-        self.request.at_least(driver, LEAST_BYTES)?;
-        self.results.at_least(driver, LEAST_BYTES)?;
+        self.request.at_least(driver, REQUEST_BYTES)?;
+        self.results.at_least(driver, RESULT_BYTES)?;
+        let request = Pinned::new(driver, REQUEST_BYTES as usize / 4)?;
+        self.pinned = Some((request, Pinned::new(driver, RESULT_BYTES as usize / 4)?));
         Ok(())
+    }
+
+    /// Uploads parameters, made by `words` for the address where they will be; returns that.
+    fn send(
+        &mut self,
+        check: Check,
+        driver: &Arc<Driver>,
+        len: usize,
+        words: impl FnOnce(u64) -> Vec<u32>,
+    ) -> Result<u64, DeviceError> {
+        let memory = self.request.at_least(driver, (len as u64 * 4).max(REQUEST_BYTES))?;
+        let words = words(memory.address());
+        match &mut self.pinned {
+            Some((pinned, _)) if words.len() as u64 * 4 <= REQUEST_BYTES => {
+                pinned.send(check.0, &words, memory)?;
+            }
+            _ => memory.write(check.0, 0, &words)?,
+        }
+        Ok(memory.address())
+    }
+
+    /// Waits for the first `len` words of the results.
+    fn receive(&mut self, check: Check, driver: &Arc<Driver>, len: usize) -> Result<Vec<u32>, DeviceError> {
+        let memory = self.results.at_least(driver, RESULT_BYTES)?;
+        match &mut self.pinned {
+            Some((_, pinned)) if len as u64 * 4 <= RESULT_BYTES => {
+                Ok(pinned.receive(check.0, memory, len)?.to_vec())
+            }
+            _ => memory.read(check.0, 0, len),
+        }
     }
 }
 
@@ -95,49 +134,53 @@ impl CudaDevice {
         requests: &[Request<'_>],
     ) -> Result<Vec<Sampled>, DeviceError> {
         let indices: Vec<usize> = requests.iter().map(|request| request.row.logits_row).collect();
+        check.full("logits", logits)?;
         check.gathered("logits", &indices, logits)?;
         let mut sampled = Vec::with_capacity(requests.len());
-        for requests in requests.chunks(LAUNCH_ROWS) {
-            sampled.extend(self.run_few(check, logits, requests)?);
+        for requests in requests.chunks(BATCH_ROWS) {
+            sampled.extend(self.run_batch(check, logits, requests)?);
         }
         Ok(sampled)
     }
 
-    /// One launch, then waits for its results.
-    fn run_few(
+    /// As many launches as the memory for copies makes necessary, then one wait for all their results.
+    fn run_batch(
         &mut self,
         check: Check,
         logits: &CudaBuffer,
         requests: &[Request<'_>],
     ) -> Result<Vec<Sampled>, DeviceError> {
-        let copies = (LAUNCH_ROWS * logits.cols * 4) as u64;
-        let scratch = self.sampler.logits.at_least(&self.driver, copies)?.address();
         let lists: usize = requests.iter().map(|request| list_words(&request.row)).sum();
-        let words = requests.len() * ROW_WORDS + lists;
-        let request = self.sampler.request.at_least(&self.driver, (words as u64 * 4).max(LEAST_BYTES))?;
-        request.write(check.0, 0, &request_words(requests, request.address()))?;
+        let words = |address| request_words(requests, address);
+        let rows = self.sampler.send(check, &self.driver, requests.len() * ROW_WORDS + lists, words)?;
         let top_capacity =
             requests.iter().map(|request| request.row.top_logprobs.unwrap_or(0)).max().unwrap_or(0);
         let top_capacity = top_capacity.min(logits.cols);
         let result_words = requests.len() * (RESULT_WORDS + 2 * top_capacity);
-        let results =
-            self.sampler.results.at_least(&self.driver, (result_words as u64 * 4).max(LEAST_BYTES))?;
-        let params = SampleParams {
-            logits: logits.memory.address(),
-            scratch,
-            rows: request.address(),
-            results: results.address(),
-            top: results.address() + (requests.len() * RESULT_WORDS * 4) as u64,
-            logits_cols: logits.cols as u32,
-            top_capacity: top_capacity as u32,
-        };
-        self.driver.launch(
-            check.0,
-            &self.kernels.sample,
-            Extent::new((requests.len(), 1, 1), BLOCK),
-            &params,
-        )?;
-        read_results(check, results, requests, top_capacity)
+        let results = self
+            .sampler
+            .results
+            .at_least(&self.driver, (result_words as u64 * 4).max(RESULT_BYTES))?
+            .address();
+        let copies = (LAUNCH_ROWS * logits.cols * 4) as u64;
+        let scratch = self.sampler.logits.at_least(&self.driver, copies)?.address();
+        let top = results + (requests.len() * RESULT_WORDS * 4) as u64;
+        for (index, requests) in requests.chunks(LAUNCH_ROWS).enumerate() {
+            let first = (index * LAUNCH_ROWS) as u64;
+            let params = SampleParams {
+                logits: logits.memory.address(),
+                scratch,
+                rows: rows + first * ROW_WORDS as u64 * 4,
+                results: results + first * RESULT_WORDS as u64 * 4,
+                top: top + first * top_capacity as u64 * 8,
+                logits_cols: logits.cols as u32,
+                top_capacity: top_capacity as u32,
+            };
+            let extent = Extent::new((requests.len(), 1, 1), BLOCK);
+            self.driver.launch(check.0, &self.kernels.sample, extent, &params)?;
+        }
+        let words = self.sampler.receive(check, &self.driver, result_words)?;
+        Ok(read_results(&words, requests, top_capacity))
     }
 }
 
@@ -189,13 +232,7 @@ fn request_words(requests: &[Request<'_>], address: u64) -> Vec<u32> {
     words
 }
 
-fn read_results(
-    check: Check,
-    memory: &Memory,
-    requests: &[Request<'_>],
-    top_capacity: usize,
-) -> Result<Vec<Sampled>, DeviceError> {
-    let words: Vec<u32> = memory.read(check.0, 0, requests.len() * (RESULT_WORDS + 2 * top_capacity))?;
+fn read_results(words: &[u32], requests: &[Request<'_>], top_capacity: usize) -> Vec<Sampled> {
     let (results, tops) = words.split_at(requests.len() * RESULT_WORDS);
     let rows = requests.iter().zip(results.chunks(RESULT_WORDS)).enumerate();
     let sampled = rows.map(|(index, (request, result))| {
@@ -220,7 +257,7 @@ fn read_results(
             top: top.into_iter().map(|(token, logit)| (token, logprob(logit))).collect(),
         }
     });
-    Ok(sampled.collect())
+    sampled.collect()
 }
 
 #[cfg(test)]

@@ -4,12 +4,14 @@ use std::rc::Rc;
 
 use super::batches::{self, SpanPlan, Step};
 use super::outputs::{Closeness, Outputs, POISON, Tensor};
-use super::rows::{activations, download, pick_rows, poisoned, smaller_companies, upload};
+use super::rows::{
+    activations, download, pick_rows, poisoned, poisoned_full, smaller_companies, upload, upload_as,
+};
 use super::{Bench, Failure, OpRun, Part, Random};
 use crate::batch::{CONV_RING, MAX_ROUND_ROWS};
 use crate::{
     Activations, Batch, CacheSpec, Device, GdnShape, GdnState, GdnWeights, Geometry, KvType, Phase,
-    RING_TOKENS, Span,
+    Precision, RING_TOKENS, Span,
 };
 
 /// The layer that the op works on; layer 0 must stay as it is.
@@ -86,7 +88,7 @@ impl GdnRun {
         let (shape, rows) = (self.shape(), self.batch.rows());
         let weights = weights.upload(device)?;
         let projected = upload(device, shape.projected(), &self.input)?;
-        let mut mixed = poisoned(device, rows, shape.mixed())?;
+        let mut mixed = poisoned_full(device, rows, shape.mixed())?;
         device.gdn_prepare(&self.batch, LAYER, &shape, &weights, &projected, cache, &mut mixed)?;
         let values = download(device, &mixed, rows, shape.mixed())?;
         let part = |name, first, width, closeness| {
@@ -104,7 +106,7 @@ impl GdnRun {
 
     fn scan<D: Device>(&self, device: &mut D, cache: &mut D::Cache) -> Result<Vec<Tensor>, Failure> {
         let (shape, rows) = (self.shape(), self.batch.rows());
-        let mixed = upload(device, shape.mixed(), &self.input)?;
+        let mixed = upload_as(device, shape.mixed(), &self.input, Precision::Full)?;
         let mut out = poisoned(device, rows, shape.value_columns())?;
         device.gdn_scan(&self.batch, LAYER, &shape, &mixed, cache, &mut out)?;
         let values = download(device, &out, rows, shape.value_columns())?;

@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use super::outputs::{Closeness, Outputs, POISON, Tensor};
 use super::rows::{
-    ROW_COUNTS, activations, download, pick_rows, poisoned, row_counts, smaller_companies, upload,
+    ROW_COUNTS, activations, download, pick_rows, poisoned, poisoned_full, row_counts, smaller_companies,
+    upload,
 };
 use super::weights::{FORMATS, HostMatrix};
 use super::{Bench, Failure, OpRun, Part, Random};
@@ -90,7 +91,7 @@ impl OpRun for LinearRun {
                 (download(device, &out, rows, out_cols + spare)?, out_cols + spare, Closeness::Requantised)
             }
             Kind::Head(indices) => {
-                let mut out = poisoned(device, rows, out_cols)?;
+                let mut out = poisoned_full(device, rows, out_cols)?;
                 device.head(indices, &input, first, &mut out)?;
                 (download(device, &out, rows, out_cols)?, out_cols, Closeness::Exact)
             }

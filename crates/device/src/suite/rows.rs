@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::outputs::{Closeness, Outputs, POISON, Tensor};
 use super::weights::{FORMATS, HostMatrix};
 use super::{Bench, Failure, OpRun, Part, Random};
-use crate::{Activations, Batch, Chunk, Device, GdnShape, Phase, Span};
+use crate::{Activations, Batch, Chunk, Device, GdnShape, Phase, Precision, Span};
 
 /// Row counts around the sizes at which devices change their ways.
 pub(super) const ROW_COUNTS: [usize; 12] = [1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 130];
@@ -13,19 +13,38 @@ pub(super) const ROW_COUNTS: [usize; 12] = [1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 6
 /// Rows in a buffer beyond those that an op is told about; they must stay as they are.
 const SPARE_ROWS: usize = 3;
 
-/// A buffer holding `values`, with poisoned spare rows.
+/// A buffer of activations holding `values`, with poisoned spare rows.
 pub(super) fn upload<D: Device>(device: &mut D, cols: usize, values: &[f32]) -> Result<D::Buffer, Failure> {
+    upload_as(device, cols, values, Precision::Activation)
+}
+
+/// A buffer holding `values`, with poisoned spare rows.
+pub(super) fn upload_as<D: Device>(
+    device: &mut D,
+    cols: usize,
+    values: &[f32],
+    precision: Precision,
+) -> Result<D::Buffer, Failure> {
     let rows = values.len() / cols;
-    let mut buffer = device.buffer(rows + SPARE_ROWS, cols)?;
+    let mut buffer = device.buffer(rows + SPARE_ROWS, cols, precision)?;
     let mut content = values.to_vec();
     content.resize((rows + SPARE_ROWS) * cols, POISON);
     device.write(&mut buffer, &content)?;
     Ok(buffer)
 }
 
-/// A poisoned buffer for `rows` rows of output.
+/// A poisoned buffer for `rows` rows of rounded output.
 pub(super) fn poisoned<D: Device>(device: &mut D, rows: usize, cols: usize) -> Result<D::Buffer, Failure> {
     upload(device, cols, &vec![POISON; rows * cols])
+}
+
+/// A poisoned buffer for `rows` rows of f32 output.
+pub(super) fn poisoned_full<D: Device>(
+    device: &mut D,
+    rows: usize,
+    cols: usize,
+) -> Result<D::Buffer, Failure> {
+    upload_as(device, cols, &vec![POISON; rows * cols], Precision::Full)
 }
 
 /// Reads `rows` rows, after a look at the spare ones.

@@ -1,9 +1,9 @@
 //! Drawing tokens and log-probabilities.
 
 use super::outputs::{Closeness, Outputs, POISON, Tensor};
-use super::rows::{smaller_companies, upload};
+use super::rows::{smaller_companies, upload_as};
 use super::{Bench, Failure, OpRun, Part, Random};
-use crate::{Device, SampleRow, Sampled, ScoreRow};
+use crate::{Device, Precision, SampleRow, Sampled, ScoreRow};
 
 /// A [`SampleRow`] that owns its lists.
 #[derive(Debug, Clone)]
@@ -97,7 +97,7 @@ impl OpRun for SampleRun {
     }
 
     fn execute<D: Device>(&self, device: &mut D) -> Result<Outputs, Failure> {
-        let logits = upload(device, self.vocab, &self.logits)?;
+        let logits = upload_as(device, self.vocab, &self.logits, Precision::Full)?;
         match &self.kind {
             Kind::Sample(rows) => {
                 let borrowed: Vec<SampleRow<'_>> = rows.iter().map(HostRow::borrow).collect();

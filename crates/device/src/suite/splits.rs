@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::gdn::HostWeights;
 use super::outputs::{Closeness, Outputs, POISON, Tensor};
-use super::rows::{activations, download, poisoned, upload};
+use super::rows::{activations, download, poisoned, poisoned_full, upload};
 use super::{Bench, Failure, Random};
 use crate::batch::{CHUNK_TOKENS, MAX_ROUND_ROWS, PAGE_TOKENS};
 use crate::{Batch, CacheSpec, Chunk, Device, Geometry, KvType, Phase, RING_TOKENS, Span};
@@ -129,7 +129,7 @@ impl Sequence {
 
             let projected = Self::rows(&self.gdn, gdn_shape.projected(), position, cut);
             let projected = upload(device, gdn_shape.projected(), &projected)?;
-            let mut mixed = poisoned(device, rows, gdn_shape.mixed())?;
+            let mut mixed = poisoned_full(device, rows, gdn_shape.mixed())?;
             device.gdn_prepare(&batch, 0, &gdn_shape, &gates, &projected, &mut cache, &mut mixed)?;
             let mut out = poisoned(device, rows, gdn_shape.value_columns())?;
             device.gdn_scan(&batch, 0, &gdn_shape, &mixed, &mut cache, &mut out)?;

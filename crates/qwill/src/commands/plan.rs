@@ -26,7 +26,12 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<()> {
         Some(gpu) => {
             let budget_bytes = arguments.memory.memory.map_or(gpu.0, |memory| memory.0.min(gpu.0));
             let (numerics, memory) = (&arguments.numerics, &arguments.memory);
-            let sizes = DeviceSizes { matrix: &WeightFormat::matrix_bytes, scratch: None };
+            let buffer_bytes = |rows: usize, cols: usize, precision| match precision {
+                Precision::Activation => (rows * cols * 2) as u64,
+                Precision::Full => (rows * cols * 4) as u64,
+            };
+            let sizes =
+                DeviceSizes { matrix: &WeightFormat::matrix_bytes, buffer: &buffer_bytes, scratch: None };
             launch::plan(&checkpoint, quantize, numerics, memory, budget_bytes, sizes)?
         }
         None => launch::plan_for_this_machine(&checkpoint, quantize, &arguments.numerics, &arguments.memory)?,

@@ -2,7 +2,7 @@
 
 use qwill_device::suite::Random;
 use qwill_device::{
-    Activations, AttentionShape, Batch, CacheSpec, Chunk, Device, GdnShape, KvType, Phase, Span,
+    Activations, AttentionShape, Batch, CacheSpec, Chunk, Device, GdnShape, KvType, Phase, Precision, Span,
 };
 
 use super::distance;
@@ -107,7 +107,7 @@ fn attention_over_several_steps_and_pages_agrees_with_f64() {
     for rows in [1, 62, 1, 1, 64, 71] {
         let batch = batch(position, rows, vec![3, 0, 4, 1]);
         batch.check().unwrap();
-        let mut input = device.buffer(rows, SHAPE.projected()).unwrap();
+        let mut input = device.buffer(rows, SHAPE.projected(), Precision::Activation).unwrap();
         let (mut query, mut out) = (input.clone(), input.clone());
         device
             .write(&mut input, &projected[position * SHAPE.projected()..][..rows * SHAPE.projected()])

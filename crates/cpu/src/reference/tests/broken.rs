@@ -2,7 +2,8 @@
 
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GdnShape, GdnState,
-    GdnWeights, Geometry, KvPage, MatrixData, Phase, RING_TOKENS, SampleRow, Sampled, ScoreRow, WeightFormat,
+    GdnWeights, Geometry, KvPage, MatrixData, Phase, Precision, RING_TOKENS, SampleRow, Sampled, ScoreRow,
+    WeightFormat,
 };
 
 use crate::reference::Matrix;
@@ -131,8 +132,11 @@ impl Device for BrokenDevice {
     fn reserve(&mut self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> Outcome {
         self.inner.reserve(geometry, max_rows, max_logit_rows)
     }
-    fn buffer(&mut self, rows: usize, cols: usize) -> Result<Buffer, DeviceError> {
-        self.inner.buffer(rows, cols)
+    fn buffer(&mut self, rows: usize, cols: usize, precision: Precision) -> Result<Buffer, DeviceError> {
+        self.inner.buffer(rows, cols, precision)
+    }
+    fn buffer_bytes(&self, rows: usize, cols: usize, precision: Precision) -> u64 {
+        self.inner.buffer_bytes(rows, cols, precision)
     }
     fn cache(&mut self, spec: &CacheSpec) -> Result<Cache, DeviceError> {
         self.inner.cache(spec)

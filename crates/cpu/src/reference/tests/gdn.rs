@@ -3,7 +3,8 @@
 use qwill_device::batch::{CHUNK_TOKENS, MAX_ROUND_ROWS};
 use qwill_device::suite::Random;
 use qwill_device::{
-    Activations, AttentionShape, Batch, CacheSpec, Device, GdnShape, KvType, Phase, RING_TOKENS, Span,
+    Activations, AttentionShape, Batch, CacheSpec, Device, GdnShape, KvType, Phase, Precision, RING_TOKENS,
+    Span,
 };
 
 use super::{distance, unit};
@@ -281,8 +282,8 @@ fn heads_that_share_keys_do_not_disturb_each_other() {
     while position < total {
         let room = MAX_ROUND_ROWS.min(RING_TOKENS - ring_len % RING_TOKENS).min(total - position);
         let rows = random.between(1, room);
-        let mut input = device.buffer(rows, shape.mixed()).unwrap();
-        let mut out = device.buffer(rows, shape.value_columns()).unwrap();
+        let mut input = device.buffer(rows, shape.mixed(), Precision::Full).unwrap();
+        let mut out = device.buffer(rows, shape.value_columns(), Precision::Activation).unwrap();
         device.write(&mut input, &mixed[position * shape.mixed()..][..rows * shape.mixed()]).unwrap();
         let span = Span { first_row: 0, rows, position, slot: 0, ring_len, first_page: 0 };
         let page_table = vec![0; span.pages()];

@@ -3,7 +3,7 @@
 use qwill_device::matrix::MatrixElements;
 use qwill_device::numeric::{f16_to_f32, f32_to_f16};
 use qwill_device::suite::Random;
-use qwill_device::{Activations, Device, GROUP, MatrixData};
+use qwill_device::{Activations, Device, GROUP, MatrixData, Precision};
 
 use super::distance;
 use crate::ReferenceDevice;
@@ -28,7 +28,10 @@ fn int8_activations_follow_the_written_rule_to_the_last_bit() {
 
     let mut device = ReferenceDevice::new(Activations::Int8);
     let matrix = device.matrix(&data).unwrap();
-    let (mut x, mut out) = (device.buffer(1, cols).unwrap(), device.buffer(1, rows).unwrap());
+    let (mut x, mut out) = (
+        device.buffer(1, cols, Precision::Activation).unwrap(),
+        device.buffer(1, rows, Precision::Activation).unwrap(),
+    );
     device.write(&mut x, &input).unwrap();
     device.linear(1, &x, &matrix, &mut out).unwrap();
     let found = device.read(&out, 1).unwrap();
@@ -58,7 +61,10 @@ fn long_sums_stay_close_to_f64() {
     let data = MatrixData { rows, cols, elements: MatrixElements::F32(&values) };
     let mut device = ReferenceDevice::new(Activations::F32);
     let matrix = device.matrix(&data).unwrap();
-    let (mut x, mut out) = (device.buffer(1, cols).unwrap(), device.buffer(1, rows).unwrap());
+    let (mut x, mut out) = (
+        device.buffer(1, cols, Precision::Activation).unwrap(),
+        device.buffer(1, rows, Precision::Activation).unwrap(),
+    );
     device.write(&mut x, &input).unwrap();
     device.linear(1, &x, &matrix, &mut out).unwrap();
     let error = distance(&device.read(&out, 1).unwrap(), &exact_product(&data, &input));
@@ -71,10 +77,13 @@ fn shapes_that_do_not_fit_are_errors_with_both_numbers() {
     let values = [0.0; 6];
     let matrix =
         device.matrix(&MatrixData { rows: 2, cols: 3, elements: MatrixElements::F32(&values) }).unwrap();
-    let (narrow, mut out) = (device.buffer(4, 2).unwrap(), device.buffer(4, 2).unwrap());
+    let (narrow, mut out) = (
+        device.buffer(4, 2, Precision::Activation).unwrap(),
+        device.buffer(4, 2, Precision::Activation).unwrap(),
+    );
     let message = device.linear(1, &narrow, &matrix, &mut out).unwrap_err().to_string();
     assert!(message.contains("input is [4, 2], needs [1, 3]"), "{message}");
-    let input = device.buffer(4, 3).unwrap();
+    let input = device.buffer(4, 3, Precision::Activation).unwrap();
     let message = device.linear(5, &input, &matrix, &mut out).unwrap_err().to_string();
     assert!(message.contains("needs [5, 3]"), "{message}");
     let message = device.head(&[4], &input, &matrix, &mut out).unwrap_err().to_string();
