@@ -1,35 +1,15 @@
 //! The GPU against the reference, every op. Without a GPU it says so and passes: the machine has nothing to test.
 
-use std::path::PathBuf;
+mod common;
 
+use common::{device, options};
 use qwill_cpu::ReferenceDevice;
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::suite::{self, SuiteOptions, odd_geometry};
 use qwill_device::{Activations, Device, Geometry, Precision};
 
-/// The first GPU, with kernels cached in `QWILL_KERNEL_CACHE` where that is set.
-fn options() -> CudaOptions {
-    let mut options = CudaOptions::default();
-    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
-        options.kernel_cache_directory = Some(PathBuf::from(directory));
-    }
-    options
-}
-
-fn device() -> Option<CudaDevice> {
-    match CudaDevice::new(&options()) {
-        Ok(device) => Some(device),
-        // Where a GPU must be, its absence is a failure.
-        Err(error) if std::env::var_os("QWILL_REQUIRE_GPU").is_some() => panic!("{error}"),
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
-}
-
 fn check(geometry: Geometry) {
-    let Some(mut device) = device() else { return };
+    let Some(mut device) = device(&options()) else { return };
     let mut reference = ReferenceDevice::new(Activations::Bf16);
     let name = geometry.name.clone();
     let options = SuiteOptions { seed: 7, geometries: vec![geometry], ..SuiteOptions::default() };
@@ -60,11 +40,8 @@ fn shapes_of_the_largest_model_agree_with_the_reference() {
 
 #[test]
 fn an_allocation_beyond_the_budget_is_an_error_with_both_numbers() {
-    let options = CudaOptions { memory_budget_bytes: Some(64 << 20), ..options() };
-    if device().is_none() {
-        return;
-    }
-    let mut device = CudaDevice::new(&options).unwrap();
+    let small = CudaOptions { memory_budget_bytes: Some(64 << 20), ..options() };
+    let Some(mut device) = device(&small) else { return };
     assert_eq!(device.facts().memory_bytes, 64 << 20);
     let message = device.buffer(1024, 1 << 20, Precision::Full).unwrap_err().to_string();
     assert!(message.contains("4294967296"), "{message}");

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Checks and times the GPU of this machine. It needs NVIDIA's driver, models/tiny of the source tree (which is looked for
+# in QWILL_REPOSITORY, by default the folder above this one) and, for `sanitize`, compute-sanitizer of the CUDA toolkit.
+#
+# Arguments: the steps to run, of
+#   suite       every op against the reference, at the shapes of several models
+#   large       offsets beyond 2^31 (tens of GB of memory)
+#   golden      the tiny model against recorded outputs: trunk, MTP, perplexity
+#   one-answer  the same answer alone, in company and in other slices, bit for bit
+#   serve       the binary starts with the tiny model and answers over HTTP
+#   speed       step times of the 27B geometry with random weights
+#   sanitize    memcheck and racecheck on the suite at small shapes
+# All but sanitize without arguments. Every step is timed; the first failure ends the run.
+set -euo pipefail
+here="$(cd "$(dirname "$0")" && pwd)"
+tree="$(cd "${QWILL_REPOSITORY:-$here/..}" && pwd)"
+[ -e "$tree/models/tiny/config.json" ] || { echo "no models/tiny in $tree: set QWILL_REPOSITORY" >&2; exit 2; }
+export QWILL_REQUIRE_GPU=1
+export QWILL_KERNEL_CACHE="${QWILL_KERNEL_CACHE:-$here/kernels}"
+# The tests look for golden/, which is here, and models/, which is there, in one place.
+export QWILL_REPOSITORY="$here"
+[ -e "$here/models" ] || ln -s "$tree/models" "$here/models"
+
+sanitizer() {
+    local found
+    for found in "$(command -v compute-sanitizer || true)" /usr/local/cuda*/bin/compute-sanitizer; do
+        [ -x "$found" ] && { echo "$found"; return; }
+    done
+    echo "compute-sanitizer is not installed" >&2
+    return 1
+}
+
+sanitize() {
+    local tool program
+    program="$(sanitizer)"
+    for tool in memcheck racecheck; do
+        echo "--- $tool"
+        "$program" --tool "$tool" --error-exitcode 9 --print-limit 20 \
+            "$here/suite" --nocapture --test-threads 1 odd_shapes
+    done
+}
+
+serve() {
+    local log="$here/serve.log" server answer
+    "$here/qwill" serve "$tree/models/tiny" --device cuda --port 18999 > "$log" 2>&1 &
+    server=$!
+    trap 'kill $server 2> /dev/null || true' RETURN
+    for _ in $(seq 100); do
+        grep -q '^ready' "$log" && break
+        kill -0 $server || { cat "$log"; return 1; }
+        sleep 0.2
+    done
+    answer="$(curl -sS -m 30 http://127.0.0.1:18999/v1/chat/completions -H 'Content-Type: application/json' \
+        -d '{"messages": [{"role": "user", "content": "What is the capital of Denmark?"}], "temperature": 0}')"
+    cat "$log"
+    echo "$answer"
+    grep -q Copenhagen <<< "$answer"
+}
+
+step() {
+    case "$1" in
+        suite) "$here/suite" --nocapture ;;
+        large) "$here/large" --nocapture --test-threads 1 ;;
+        golden) "$here/trunk" --nocapture gpu && "$here/mtp" --nocapture gpu && "$here/perplexity" --nocapture gpu ;;
+        one-answer) "$here/one_answer" --nocapture --test-threads 1 gpu ;;
+        serve) serve ;;
+        speed) "$here/cuda_step_speed" 27b 2048 ops ;;
+        sanitize) sanitize ;;
+        *) echo "unknown step: $1" >&2; exit 2 ;;
+    esac
+}
+
+for name in ${@:-suite large golden one-answer serve speed}; do
+    echo "=== $name"
+    started=$(date +%s.%N)
+    # In a shell of its own, so that `set -e` holds inside it.
+    (set -e; step "$name")
+    echo "=== $name: $(awk "BEGIN { printf \"%.1f\", $(date +%s.%N) - $started }") s"
+done
