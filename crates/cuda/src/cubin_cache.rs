@@ -1,7 +1,8 @@
 //! Compiled kernels on disk.
 //!
-//! A file is `QWCUBIN1`, the SHA-256 of the rest, the code. It is written under another name and renamed, so that a
-//! reader never sees half of it; a file that does not check is as good as none.
+//! A file is `QWCUBIN2`, the SHA-256 of key and code, the code; its name is `key-compiler.cubin`. It is written under
+//! another name and renamed, so that a reader never sees half of it; a file that does not check, or that is another
+//! key's, is as good as none.
 
 use std::fs;
 use std::io;
@@ -12,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::KernelError;
 
-const MAGIC: &[u8; 8] = b"QWCUBIN1";
+const MAGIC: &[u8; 8] = b"QWCUBIN2";
 const CHECKSUM_BYTES: usize = 32;
 
 /// A directory of compiled kernels.
@@ -38,14 +39,25 @@ impl CubinCache {
     pub fn load(&self, key: &str, compiler: Option<&str>) -> Option<Vec<u8>> {
         match compiler {
             Some(version) => read(&self.path(key, version)),
-            None => self.any_version(key),
+            None => self.versions(key).iter().rev().find_map(|path| read(path)),
         }
     }
 
-    fn any_version(&self, key: &str) -> Option<Vec<u8>> {
+    /// Deletes the code for a key, compiled by the given version, or by any where that is `None`.
+    pub fn remove(&self, key: &str, compiler: Option<&str>) {
+        let paths = compiler.map_or_else(|| self.versions(key), |version| vec![self.path(key, version)]);
+        for path in paths {
+            // What cannot be deleted is refused and compiled again at the next start.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// The files of a key, the newest last.
+    fn versions(&self, key: &str) -> Vec<PathBuf> {
         let prefix = format!("{key}-");
-        let mut candidates: Vec<(std::time::SystemTime, PathBuf)> = fs::read_dir(&self.directory)
-            .ok()?
+        let mut files: Vec<(std::time::SystemTime, PathBuf)> = fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
             .filter_map(Result::ok)
             .filter(|entry| {
                 let is_cubin = entry.path().extension().is_some_and(|extension| extension == "cubin");
@@ -53,8 +65,8 @@ impl CubinCache {
             })
             .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
             .collect();
-        candidates.sort();
-        candidates.iter().rev().find_map(|(_, path)| read(path))
+        files.sort();
+        files.into_iter().map(|(_, path)| path).collect()
     }
 
     /// Stores code for a key.
@@ -65,7 +77,7 @@ impl CubinCache {
         let draft = self.directory.join(format!("{key}.{}.{serial}.part", std::process::id()));
         let write = || -> io::Result<()> {
             fs::create_dir_all(&self.directory)?;
-            fs::write(&draft, pack(code))?;
+            fs::write(&draft, with_checksum(key, code))?;
             fs::rename(&draft, &path)
         };
         write().map_err(|error| {
@@ -80,21 +92,20 @@ impl CubinCache {
     }
 }
 
+/// The code of a file, where it checks.
 fn read(path: &Path) -> Option<Vec<u8>> {
-    unpack(&fs::read(path).ok()?).map(<[u8]>::to_vec)
+    let file = fs::read(path).ok()?;
+    let (key, _) = path.file_name()?.to_str()?.split_once('-')?;
+    let (expected, code) = file.strip_prefix(MAGIC)?.split_at_checked(CHECKSUM_BYTES)?;
+    (checksum(key, code)[..] == *expected).then(|| code.to_vec())
 }
 
-fn pack(code: &[u8]) -> Vec<u8> {
-    let mut file = MAGIC.to_vec();
-    file.extend_from_slice(&Sha256::digest(code));
-    file.extend_from_slice(code);
-    file
+fn with_checksum(key: &str, code: &[u8]) -> Vec<u8> {
+    [MAGIC, &checksum(key, code)[..], code].concat()
 }
 
-/// The code in a file's bytes, where they check.
-pub(crate) fn unpack(file: &[u8]) -> Option<&[u8]> {
-    let (checksum, code) = file.strip_prefix(MAGIC)?.split_at_checked(CHECKSUM_BYTES)?;
-    (Sha256::digest(code)[..] == *checksum).then_some(code)
+fn checksum(key: &str, code: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    Sha256::new().chain_update(key).chain_update(code).finalize().into()
 }
 
 #[cfg(test)]
@@ -143,5 +154,77 @@ mod tests {
         fs::write(&file, b"").unwrap();
         let message = CubinCache::new(&file).store("k", "13.0", b"code").unwrap_err().to_string();
         assert!(message.contains("file"), "{message}");
+    }
+
+    #[test]
+    fn code_of_another_key_is_ignored() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CubinCache::new(directory.path());
+        cache.store("k", "13.0", b"code").unwrap();
+        fs::copy(cache.path("k", "13.0"), cache.path("l", "13.0")).unwrap();
+        assert_eq!(cache.load("l", Some("13.0")), None);
+        fs::write(cache.path("m", "13.0"), b"\x7fELF, but not ours").unwrap();
+        assert_eq!(cache.load("m", None), None);
+    }
+
+    #[test]
+    fn removed_code_is_gone_for_the_compiler_or_for_all() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CubinCache::new(directory.path());
+        for version in ["12.9", "13.0"] {
+            cache.store("k", version, version.as_bytes()).unwrap();
+        }
+        cache.store("other", "13.0", b"code").unwrap();
+        cache.remove("k", Some("13.0"));
+        assert_eq!(cache.load("k", None).as_deref(), Some(&b"12.9"[..]));
+        cache.remove("k", None);
+        assert_eq!(cache.load("k", None), None);
+        assert!(cache.load("other", None).is_some());
+        cache.remove("never stored", Some("13.0"));
+    }
+
+    /// Directory that [`stores_for_another_process`] fills; set only in the processes that the next test starts.
+    const CHILD_DIRECTORY: &str = "QWILL_TEST_CUBIN_CACHE";
+    const ROUNDS: usize = 100;
+
+    fn code_of_round(round: usize) -> Vec<u8> {
+        vec![round as u8; 100_000 + round]
+    }
+
+    #[test]
+    fn processes_that_store_at_once_never_show_half_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let start = || {
+            let name = "cubin_cache::tests::stores_for_another_process";
+            std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", name, "--quiet"])
+                .env(CHILD_DIRECTORY, directory.path())
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .unwrap()
+        };
+        let mut children = [start(), start()];
+        let path = CubinCache::new(directory.path()).path("k", "13.0");
+        let mut reads = 0;
+        while children.iter_mut().any(|child| child.try_wait().unwrap().is_none()) {
+            if path.exists() {
+                let code = read(&path).expect("a file that does not check");
+                assert!((0..ROUNDS).any(|round| code == code_of_round(round)));
+                reads += 1;
+            }
+        }
+        assert!(children.iter_mut().all(|child| child.wait().unwrap().success()));
+        assert!(reads > 0);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "a draft was left");
+    }
+
+    /// The other half of the test above; alone it has nothing to do.
+    #[test]
+    fn stores_for_another_process() {
+        let Some(directory) = std::env::var_os(CHILD_DIRECTORY) else { return };
+        let cache = CubinCache::new(directory);
+        for round in 0..ROUNDS {
+            cache.store("k", "13.0", &code_of_round(round)).unwrap();
+        }
     }
 }

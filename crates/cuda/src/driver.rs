@@ -12,6 +12,7 @@ use qwill_device::DeviceError;
 
 use crate::KernelError;
 use crate::launch::Params;
+use crate::store::Refusal;
 
 /// Shared memory that a block may use without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
@@ -346,15 +347,40 @@ impl Driver {
         Ok(())
     }
 
+    /// Newest CUDA that the driver runs, `(major, minor)`; `None` where it does not say.
+    pub(crate) fn cuda_version() -> Option<(u32, u32)> {
+        let mut version = 0;
+        // SAFETY: the library was found when the driver was opened; the pointer is valid for the call.
+        unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().ok()?;
+        Some((version as u32 / 1000, version as u32 % 1000 / 10))
+    }
+
     /// Loads code.
-    pub(crate) fn load(self: &Arc<Self>, code: &[u8]) -> Result<Arc<Module>, DeviceError> {
-        self.bind().map_err(|error| self.failed("load", error))?;
-        // SAFETY: a checked ELF image; the driver refuses what is not one.
-        let handle = unsafe { result::module::load_data(code.as_ptr().cast()) };
-        let handle = handle.map_err(|error| self.failed("load", error))?;
+    pub(crate) fn load(self: &Arc<Self>, code: &[u8]) -> Result<Arc<Module>, Refusal> {
+        let load = || {
+            self.bind()?;
+            // SAFETY: a checked ELF image; the driver refuses what is not one.
+            unsafe { result::module::load_data(code.as_ptr().cast()) }
+        };
+        let refuse =
+            |error: DriverError| Refusal { reason: error.to_string(), of_code: is_about_code(error) };
+        let handle = load().map_err(refuse)?;
         self.counters.loads.add();
         Ok(Arc::new(Module { handle, driver: Arc::clone(self) }))
     }
+}
+
+/// Whether an error of loading is about the code: of another GPU, of a newer CUDA, or no code at all.
+fn is_about_code(error: DriverError) -> bool {
+    use sys::CUresult as Status;
+    matches!(
+        error.0,
+        Status::CUDA_ERROR_INVALID_IMAGE
+            | Status::CUDA_ERROR_INVALID_SOURCE
+            | Status::CUDA_ERROR_INVALID_PTX
+            | Status::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+            | Status::CUDA_ERROR_NO_BINARY_FOR_GPU
+    )
 }
 
 impl Module {

@@ -7,8 +7,8 @@ use thiserror::Error;
 pub enum KernelError {
     /// No NVRTC library, and neither pack nor cache has the kernel.
     #[error(
-        "no compiled kernels for {unit} on sm_{sm} and no NVRTC to compile them ({reason}); install it, for example \
-         with `pip install nvidia-cuda-nvrtc`, and name the library in QWILL_NVRTC"
+        "no compiled kernels for {unit} on sm_{sm} and no NVRTC to compile them ({reason}); `pip install \
+         nvidia-cuda-nvrtc-cu12` brings one that every driver from CUDA 12 on understands, and QWILL_NVRTC can name it"
     )]
     NoCompiler {
         /// The unit that was wanted.
@@ -38,6 +38,24 @@ pub enum KernelError {
         /// What happened.
         reason: String,
     },
+    /// There is no NVRTC, or none whose code can be used.
+    #[error("{}", describe_search(.looked_at, .refused))]
+    NoneFits {
+        /// Where was looked.
+        looked_at: String,
+        /// What was found and why it does not fit, a sentence each.
+        refused: Vec<String>,
+    },
+    /// The driver does not take code that was compiled for it, or is in trouble.
+    #[error("the driver does not load {unit} for sm_{sm}: {reason}")]
+    Refused {
+        /// The unit.
+        unit: String,
+        /// Compute capability, times ten.
+        sm: u32,
+        /// The driver's words.
+        reason: String,
+    },
     /// The cache directory cannot be written.
     #[error("kernel cache {path}: {reason}")]
     Cache {
@@ -46,4 +64,11 @@ pub enum KernelError {
         /// The operating system's words.
         reason: String,
     },
+}
+
+fn describe_search(looked_at: &str, refused: &[String]) -> String {
+    if refused.is_empty() {
+        return format!("no NVRTC found in {looked_at}");
+    }
+    format!("no NVRTC that fits: {}; looked in {looked_at}", refused.join("; "))
 }

@@ -14,6 +14,8 @@ mod error;
 mod graph;
 mod launch;
 mod nvrtc;
+mod nvrtc_search;
+mod pack;
 mod pinned;
 mod store;
 mod unit;
@@ -24,6 +26,8 @@ pub use device::{Activity, CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaOp
 pub use driver::OpTiming;
 pub use error::KernelError;
 pub use nvrtc::{Compiled, Nvrtc};
-pub use store::{KernelOrigin, KernelStore};
+pub use nvrtc_search::{CompileTarget, CudaVersion};
+pub use pack::{DamagedPack, Pack};
+pub use store::{KernelOrigin, KernelStore, Refusal};
 pub use unit::{Unit, UnitBuild, attention_unit, fixed_units, gdn_unit, units_of};
 pub use usage::{Budget, Usage, parse_usage};

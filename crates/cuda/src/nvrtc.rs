@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use libloading::Library;
 
 use crate::KernelError;
+use crate::nvrtc_search::CudaVersion;
 use crate::unit::{HEADER, UnitBuild};
 
 type Program = *mut c_void;
@@ -26,6 +27,7 @@ type GetBytes = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 #[derive(Debug)]
 pub struct Nvrtc {
     functions: Functions,
+    release: CudaVersion,
     version: String,
     name: String,
     /// The built-in headers' library, which NVRTC would look for by name only. After the functions' own library.
@@ -56,24 +58,6 @@ pub struct Compiled {
 }
 
 impl Nvrtc {
-    /// Names tried when `QWILL_NVRTC` does not name a library, newest first.
-    const NAMES: [&str; 4] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"];
-
-    /// The library that `QWILL_NVRTC` names, or the first that the system finds.
-    pub fn find() -> Result<Self, KernelError> {
-        if let Some(path) = std::env::var_os("QWILL_NVRTC") {
-            return Self::open(&PathBuf::from(path));
-        }
-        let mut reasons = Vec::new();
-        for name in Self::NAMES {
-            match Self::open(Path::new(name)) {
-                Ok(nvrtc) => return Ok(nvrtc),
-                Err(error) => reasons.push(error.to_string()),
-            }
-        }
-        Err(KernelError::Library { library: Self::NAMES.join(", "), reason: reasons.swap_remove(0) })
-    }
-
     /// A library by path or by a name that the system's loader knows.
     pub fn open(path: &Path) -> Result<Self, KernelError> {
         let name = path.display().to_string();
@@ -83,12 +67,35 @@ impl Nvrtc {
         let library = unsafe { Library::new(path) }.map_err(|error| fail(error.to_string()))?;
         let functions = Functions::load(library).map_err(|error| fail(error.to_string()))?;
         let (major, minor) = functions.version().map_err(fail)?;
-        Ok(Self { functions, version: format!("{major}.{minor}"), name, _builtins: builtins })
+        let release = (major as u32, minor as u32);
+        Ok(Self { functions, release, version: format!("{major}.{minor}"), name, _builtins: builtins })
+    }
+
+    /// `(major, minor)`.
+    pub fn release(&self) -> CudaVersion {
+        self.release
     }
 
     /// `major.minor`.
     pub fn version(&self) -> &str {
         &self.version
+    }
+
+    /// The library's name as it was asked for, or the file that the system found for it.
+    pub fn file(&self) -> PathBuf {
+        let asked = Path::new(&self.name);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let mapped = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
+        let of_name = |file: &&Path| {
+            let (file, asked) = (file.file_name().unwrap_or_default(), asked.file_name().unwrap_or_default());
+            file.to_string_lossy().starts_with(&*asked.to_string_lossy())
+        };
+        mapped.filter(|_| !asked.is_absolute()).find(of_name).unwrap_or(asked).to_owned()
+    }
+
+    /// Compute capabilities (times ten) that it compiles for, ascending; empty where it does not say.
+    pub fn architectures(&self) -> Vec<u32> {
+        self.functions.architectures().unwrap_or_default().into_iter().map(|sm| sm as u32).collect()
     }
 
     /// Compiles a unit for a compute capability (times ten).
@@ -158,6 +165,20 @@ impl Functions {
         };
         self.check(status)?;
         Ok((major, minor))
+    }
+
+    fn architectures(&self) -> Option<Vec<c_int>> {
+        type Get = unsafe extern "C" fn(*mut c_int) -> c_int;
+        // SAFETY: the types are those of nvrtc.h; the list has the length that the library named.
+        unsafe {
+            let count = self.library.get::<Get>(b"nvrtcGetNumSupportedArchs\0").ok()?;
+            let list = self.library.get::<Get>(b"nvrtcGetSupportedArchs\0").ok()?;
+            let mut len = 0;
+            self.check(count(&raw mut len)).ok()?;
+            let mut architectures = vec![0; usize::try_from(len).ok()?];
+            self.check(list(architectures.as_mut_ptr())).ok()?;
+            Some(architectures)
+        }
     }
 
     fn check(&self, status: c_int) -> Result<(), String> {

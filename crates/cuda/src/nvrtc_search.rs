@@ -35,11 +35,11 @@ impl Nvrtc {
             match Self::open(&path) {
                 Ok(nvrtc) => match rank(nvrtc.release(), &nvrtc.architectures(), target) {
                     Ok(rank) if best.as_ref().is_none_or(|(other, _)| rank > *other) => {
-                        best = Some((rank, nvrtc))
+                        best = Some((rank, nvrtc));
                     }
                     Ok(_) => {}
                     Err(reason) => {
-                        refused.push(format!("{} is NVRTC {}: {reason}", path.display(), nvrtc.version()))
+                        refused.push(format!("{} is NVRTC {}: {reason}", path.display(), nvrtc.version()));
                     }
                 },
                 // A bare name that the loader does not know is not there, which is no news.

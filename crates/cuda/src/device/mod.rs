@@ -25,7 +25,7 @@ use qwill_device::{
 use crate::driver::{Driver, Function, Memory, OpTiming};
 use crate::graph::Graph;
 use crate::unit::{self, UnitBuild};
-use crate::{CubinCache, KernelOrigin, KernelStore};
+use crate::{CompileTarget, CubinCache, KernelStore};
 use check::Check;
 use linear::{Input, Mode};
 use step::StepMemory;
@@ -177,7 +177,8 @@ impl CudaDevice {
             return Err(DeviceError::shape("open", reason));
         }
         let driver = Driver::new(options.ordinal, options.memory_budget_bytes)?;
-        let store = KernelStore::new(options.kernel_cache_directory.clone());
+        let target = CompileTarget { cuda_version: Driver::cuda_version(), sm: Some(driver.sm()) };
+        let store = KernelStore::new(options.kernel_cache_directory.clone()).for_target(target);
         let module = |unit| load(&driver, &store, &UnitBuild::plain(unit));
         let kernels = FixedKernels {
             rows: rows::RowKernels::new(&module(unit::ROWS)?)?,
@@ -268,13 +269,8 @@ fn load(
     store: &KernelStore,
     build: &UnitBuild,
 ) -> Result<Arc<crate::driver::Module>, DeviceError> {
-    let (code, origin) = store.get(build, driver.sm()).map_err(|error| driver.failed("kernels", error))?;
-    driver.load(&code).map_err(|error| match origin {
-        KernelOrigin::Compiler => error,
-        KernelOrigin::Pack | KernelOrigin::Cache => {
-            driver.failed("kernels", format!("{}: {error}", build.describe()))
-        }
-    })
+    let loaded = store.load(build, driver.sm(), |code| driver.load(code));
+    loaded.map(|(module, _)| module).map_err(|error| driver.failed("kernels", error))
 }
 
 impl Device for CudaDevice {
