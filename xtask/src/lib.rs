@@ -1,8 +1,11 @@
 //! What CI and people run on the repository: `cargo xtask <command>`.
 
+mod build;
+pub mod bundle;
 pub mod ci;
 pub mod dependencies;
-pub mod gpu;
+pub mod dist;
+pub mod kernels;
 pub mod layering;
 pub mod reference;
 pub mod sizes;

@@ -7,11 +7,14 @@ use anyhow::{Result, bail};
 const USAGE: &str = "usage: cargo xtask <command>
 
 commands:
-  ci              everything CI runs, each step timed; stops at the first failure
-  layering        which crate may depend on which, and how long a source file may be
-  kernels [...]   compile every GPU kernel without a GPU and compare it with its budget (--update rewrites that)
-  gpu-bundle [SM] tests and timings for a GPU machine without Rust, in .bundle (SM: 90 if not given)
-  docs [--check]  write docs/reference.md from the command line definitions, or fail when it is stale";
+  ci [--without-kernels]    everything CI runs, each step timed; stops at the first failure
+  layering                  which crate may depend on which, and how long a source file may be
+  kernels [...]             compile every GPU kernel without a GPU and compare it with its budget;
+                            see crates/cuda/examples/kernels.rs for the options
+  dist                      the release binary with every GPU's kernels inside, in dist of the build directory
+  gpu-bundle [SM] [--xz]    tests and timings for a GPU machine without Rust, in .bundle (SM: 90 if not given);
+                            --xz also makes one archive of it
+  docs [--check]            write docs/reference.md from the command line definitions, or fail when it is stale";
 
 fn main() -> ExitCode {
     match run() {
@@ -27,11 +30,15 @@ fn run() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
-        ["ci"] => xtask::ci::run(),
+        ["ci"] => xtask::ci::run(true),
+        ["ci", "--without-kernels"] => xtask::ci::run(false),
         ["layering"] => layering(),
-        ["kernels", rest @ ..] => xtask::gpu::kernels(rest),
-        ["gpu-bundle"] => xtask::gpu::bundle("90"),
-        ["gpu-bundle", architecture] => xtask::gpu::bundle(architecture),
+        ["kernels", rest @ ..] => xtask::kernels::check(rest),
+        ["dist"] => xtask::dist::run(),
+        ["gpu-bundle"] => xtask::bundle::run("90", false),
+        ["gpu-bundle", "--xz"] => xtask::bundle::run("90", true),
+        ["gpu-bundle", architecture] => xtask::bundle::run(architecture, false),
+        ["gpu-bundle", architecture, "--xz"] => xtask::bundle::run(architecture, true),
         ["docs"] => xtask::reference::write(),
         ["docs", "--check"] => xtask::reference::check(),
         ["help" | "--help" | "-h"] => {
