@@ -27,7 +27,7 @@ const fn layer(name: &'static str, uses: &'static [&'static str]) -> Layer {
 }
 
 /// The workspace, bottom up.
-const LAYERS: [Layer; 11] = [
+const LAYERS: [Layer; 12] = [
     layer("qwill-contract", &[]),
     layer("qwill-device", &[]),
     layer("qwill-text", &[]),
@@ -43,6 +43,7 @@ const LAYERS: [Layer; 11] = [
         ..layer("qwill-engine", &["qwill-contract", "qwill-device", "qwill-model"])
     },
     Layer { asynchronous: true, ..layer("qwill-server", &["qwill-contract", "qwill-text"]) },
+    Layer { asynchronous: true, ..layer("qwill-bench", &[]) },
     Layer {
         asynchronous: true,
         ..layer(
@@ -56,13 +57,14 @@ const LAYERS: [Layer; 11] = [
                 "qwill-model",
                 "qwill-engine",
                 "qwill-server",
+                "qwill-bench",
             ],
         )
     },
     layer("xtask", &[]),
 ];
 
-/// The async runtime and HTTP: for `server` and the binary alone.
+/// The async runtime and HTTP: for `server`, its measuring client `bench`, and the binary alone.
 const ASYNCHRONOUS: [&str; 7] =
     ["tokio", "axum", "hyper", "hyper-util", "tower", "tower-http", "futures-util"];
 
@@ -95,7 +97,9 @@ pub fn check(metadata: &Value) -> Result<Violations> {
             if members.contains(&to) {
                 violations.extend(check_edge(layer, to, for_tests));
             } else if ASYNCHRONOUS.contains(&to) && !layer.asynchronous {
-                violations.push(format!("{name} -> {to}: only qwill-server and qwill may be asynchronous"));
+                violations.push(format!(
+                    "{name} -> {to}: only qwill-server, qwill-bench and qwill may be asynchronous"
+                ));
             }
         }
     }
