@@ -3,6 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use anyhow::Error;
+use qwill_bench::BenchError;
 use qwill_model::ModelError;
 use qwill_weights::WeightsError;
 
@@ -53,6 +54,9 @@ fn hint(error: &Error) -> Option<String> {
     error.chain().find_map(|cause| {
         if let Some(hinted) = cause.downcast_ref::<Hinted>() {
             return Some(hinted.hint.clone());
+        }
+        if let Some(bench) = cause.downcast_ref::<BenchError>() {
+            return bench.hint().map(str::to_owned);
         }
         let weights = match cause.downcast_ref::<ModelError>() {
             Some(ModelError::Weights(weights)) => Some(weights),

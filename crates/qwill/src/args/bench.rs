@@ -1,7 +1,10 @@
 //! `qwill bench`: one struct per measurement.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
+use super::{EndpointChoice, ProtocolChoice, values};
 use crate::env;
 
 #[derive(Debug, Args)]
@@ -14,7 +17,8 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     /// Measure a running OpenAI-compatible server over HTTP
     ///
-    /// Works with any server: nothing but the API is used.
+    /// Nothing but the API is used, so that different servers can be compared. docs/protocols.md explains every
+    /// figure. The exit code is 1 when a request failed.
     Serve(Box<BenchServeArgs>),
 }
 
@@ -23,7 +27,50 @@ pub(crate) struct BenchServeArgs {
     /// The server's API, such as `http://127.0.0.1:18020/v1`
     #[arg(long, help_heading = "Server")]
     pub(crate) url: String,
+    /// Model to measure [default: the first that the server lists]
+    #[arg(long, help_heading = "Server")]
+    pub(crate) model: Option<String>,
     /// Environment variable that holds the server's key
     #[arg(long, value_name = "NAME", default_value = env::API_KEY, help_heading = "Server")]
     pub(crate) api_key_env: String,
+    /// Where requests go
+    #[arg(long, value_enum, default_value = "chat", help_heading = "Server")]
+    pub(crate) endpoint: EndpointChoice,
+    /// Seconds that one request may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = values::positive)]
+    #[arg(help_heading = "Server")]
+    pub(crate) timeout: usize,
+    /// What is measured, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "cohort,batch,prefill")]
+    #[arg(help_heading = "Protocol")]
+    pub(crate) protocol: Vec<ProtocolChoice>,
+    /// Requests at once, separated by commas [default: the protocol's]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::positive)]
+    #[arg(help_heading = "Protocol")]
+    pub(crate) concurrency: Vec<usize>,
+    /// Requests of each row [default: the protocol's]
+    #[arg(long, value_name = "N", value_parser = values::positive, help_heading = "Protocol")]
+    pub(crate) requests: Option<usize>,
+    /// Prompt tokens of batch, prefill and long rows, separated by commas [default: the protocol's]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = values::positive)]
+    #[arg(help_heading = "Protocol")]
+    pub(crate) prompt_tokens: Vec<usize>,
+    /// Answer tokens of cohort (at most), batch and long rows (exactly) [default: the protocol's]
+    #[arg(long, value_name = "TOKENS", value_parser = values::positive, help_heading = "Protocol")]
+    pub(crate) output_tokens: Option<usize>,
+    /// Temperature of every request, 0 to 2 [default: the server's]
+    #[arg(long, value_parser = values::temperature, help_heading = "Protocol")]
+    pub(crate) temperature: Option<f32>,
+    /// Requests before the first row that do not count
+    #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Protocol")]
+    pub(crate) warm_up: usize,
+    /// Seed of the prompts; a server that keeps prompts in a cache must not see one twice [default: the clock]
+    #[arg(long, help_heading = "Protocol")]
+    pub(crate) seed: Option<u64>,
+    /// Write every sample and the conditions as JSON; `-` is standard output, and the table goes to standard error
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw throughput and time to the first token
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) svg: Option<PathBuf>,
 }

@@ -1,6 +1,8 @@
 //! Flags that take one of a few words.
 
 use clap::ValueEnum;
+use qwill_bench::Dialect;
+use qwill_bench::protocol::Protocol;
 use qwill_device::{Activations, KvType};
 use qwill_weights::Quantize;
 
@@ -78,4 +80,46 @@ pub(crate) enum LogFormat {
     Text,
     /// One JSON object a line; the start screen becomes a log line too
     Json,
+}
+
+/// `--endpoint`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EndpointChoice {
+    /// /v1/chat/completions
+    Chat,
+    /// /v1/completions
+    Completions,
+}
+
+impl From<EndpointChoice> for Dialect {
+    fn from(choice: EndpointChoice) -> Self {
+        match choice {
+            EndpointChoice::Chat => Self::Chat,
+            EndpointChoice::Completions => Self::Completions,
+        }
+    }
+}
+
+/// `--protocol`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProtocolChoice {
+    /// 8 chats at concurrency 1, 2, 4 and 8, answers of at most 1,024 tokens
+    Cohort,
+    /// 256 requests at concurrency 64: 128 prompt and 512 answer tokens, then 256 and 256
+    Batch,
+    /// Prompts of 1,024 to 102,400 tokens, one answer token
+    Prefill,
+    /// One prompt of 100,000 tokens, then four of 60,000 at once
+    Long,
+}
+
+impl From<ProtocolChoice> for Protocol {
+    fn from(choice: ProtocolChoice) -> Self {
+        match choice {
+            ProtocolChoice::Cohort => Self::Cohort,
+            ProtocolChoice::Batch => Self::Batch,
+            ProtocolChoice::Prefill => Self::Prefill,
+            ProtocolChoice::Long => Self::Long,
+        }
+    }
 }

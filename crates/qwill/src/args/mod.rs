@@ -10,7 +10,9 @@ mod values;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs};
-pub(crate) use choices::{ActivationsChoice, KvChoice, LogFormat, QuantizeChoice, WeightsChoice};
+pub(crate) use choices::{
+    ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, WeightsChoice,
+};
 pub(crate) use model::{MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
 pub(crate) use serving::{ListenArgs, LogArgs, SamplingArgs};
 pub(crate) use values::ByteCount;

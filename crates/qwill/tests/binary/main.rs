@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
+mod bench;
 mod browser;
 mod chat;
 mod failures;

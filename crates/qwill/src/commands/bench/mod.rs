@@ -1,5 +1,6 @@
 //! `qwill bench`: one file per measurement.
 
+mod progress;
 mod serve;
 
 use anyhow::Result;
