@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use qwill_cuda::{
     Budget, CompileTarget, Compiled, CubinCache, Nvrtc, Pack, UnitBuild, parse_usage, units_of,
@@ -34,6 +35,12 @@ struct Options {
 
 /// A unit for an architecture.
 type Job = (UnitBuild, u32);
+
+/// A unit's code and report, and whether it was compiled just now.
+struct Done {
+    code: Compiled,
+    is_fresh: bool,
+}
 
 fn main() -> ExitCode {
     match options().and_then(|options| run(&options)) {
@@ -93,11 +100,15 @@ fn run(options: &Options) -> Result<usize, String> {
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()));
     let mut budget = if options.update { Budget::default() } else { Budget::parse(&text?)? };
     let jobs = jobs(options)?;
+    let started = Instant::now();
     let compiled = compile_all(&nvrtc, options.cache.as_ref(), &jobs)?;
+    let elapsed_s = started.elapsed().as_secs_f64();
     let mut excesses = 0;
     for (job, compiled) in jobs.iter().zip(&compiled) {
-        excesses += report(job, compiled, options.update, &mut budget)?;
+        excesses += report(job, &compiled.code, options.update, &mut budget)?;
     }
+    let fresh = compiled.iter().filter(|compiled| compiled.is_fresh).count();
+    println!("{fresh} of {} units compiled, the others taken from the cache: {elapsed_s:.1} s", jobs.len());
     if options.update {
         write(&path, budget.to_string().as_bytes())?;
     }
@@ -122,9 +133,9 @@ fn jobs(options: &Options) -> Result<Vec<Job>, String> {
 }
 
 /// Compiles on every core; the results are in the order of the jobs.
-fn compile_all(nvrtc: &Nvrtc, cache: Option<&CubinCache>, jobs: &[Job]) -> Result<Vec<Compiled>, String> {
+fn compile_all(nvrtc: &Nvrtc, cache: Option<&CubinCache>, jobs: &[Job]) -> Result<Vec<Done>, String> {
     let next = AtomicUsize::new(0);
-    let slots: Vec<OnceLock<Result<Compiled, String>>> = jobs.iter().map(|_| OnceLock::new()).collect();
+    let slots: Vec<OnceLock<Result<Done, String>>> = jobs.iter().map(|_| OnceLock::new()).collect();
     let work = || {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
@@ -142,22 +153,26 @@ fn compile_all(nvrtc: &Nvrtc, cache: Option<&CubinCache>, jobs: &[Job]) -> Resul
 }
 
 /// From the cache where it has code and report, otherwise from the compiler.
-fn compile(nvrtc: &Nvrtc, cache: Option<&CubinCache>, (build, sm): &Job) -> Result<Compiled, String> {
+fn compile(nvrtc: &Nvrtc, cache: Option<&CubinCache>, (build, sm): &Job) -> Result<Done, String> {
     let key = build.key(*sm);
-    let Some(cache) = cache else { return nvrtc.compile(build, *sm).map_err(|error| error.to_string()) };
+    let fresh = || {
+        let code = nvrtc.compile(build, *sm).map_err(|error| error.to_string())?;
+        Ok(Done { code, is_fresh: true })
+    };
+    let Some(cache) = cache else { return fresh() };
     let report = cache.path(&key, nvrtc.version()).with_extension("log");
     if let (Some(cubin), Ok(log)) =
         (cache.load(&key, Some(nvrtc.version())), std::fs::read_to_string(&report))
     {
-        return Ok(Compiled { cubin, log });
+        return Ok(Done { code: Compiled { cubin, log }, is_fresh: false });
     }
-    let compiled = nvrtc.compile(build, *sm).map_err(|error| error.to_string())?;
+    let done: Done = fresh()?;
     // The code last: where it is, its report is whole.
     std::fs::create_dir_all(report.parent().unwrap_or(Path::new(".")))
         .map_err(|error| format!("{}: {error}", report.display()))?;
-    write(&report, compiled.log.as_bytes())?;
-    cache.store(&key, nvrtc.version(), &compiled.cubin).map_err(|error| error.to_string())?;
-    Ok(compiled)
+    write(&report, done.code.log.as_bytes())?;
+    cache.store(&key, nvrtc.version(), &done.code.cubin).map_err(|error| error.to_string())?;
+    Ok(done)
 }
 
 /// Prints what every kernel of a unit needs; returns how many are beyond the budget.
@@ -186,15 +201,15 @@ fn report(
 }
 
 /// All code as one file for the binary.
-fn join(jobs: &[Job], compiled: &[Compiled]) -> Result<Vec<u8>, String> {
+fn join(jobs: &[Job], compiled: &[Done]) -> Result<Vec<u8>, String> {
     let frames = jobs.iter().zip(compiled).map(|((build, sm), compiled)| {
-        let frame =
-            zstd::bulk::compress(&compiled.cubin, COMPRESSION_LEVEL).map_err(|error| error.to_string())?;
+        let frame = zstd::bulk::compress(&compiled.code.cubin, COMPRESSION_LEVEL)
+            .map_err(|error| error.to_string())?;
         Ok((build.key(*sm), frame))
     });
     let frames: Vec<(String, Vec<u8>)> = frames.collect::<Result<_, String>>()?;
     let pack = Pack::join(&frames);
-    let raw: usize = compiled.iter().map(|compiled| compiled.cubin.len()).sum();
+    let raw: usize = compiled.iter().map(|compiled| compiled.code.cubin.len()).sum();
     println!("{} units: {raw} bytes of code, {} packed", frames.len(), pack.len());
     Ok(pack)
 }

@@ -357,9 +357,12 @@ impl Driver {
 
     /// Loads code.
     pub(crate) fn load(self: &Arc<Self>, code: &[u8]) -> Result<Arc<Module>, Refusal> {
+        if !is_image(code) {
+            return Err(Refusal { reason: "this is no ELF image, or not all of it".into(), of_code: true });
+        }
         let load = || {
             self.bind()?;
-            // SAFETY: a checked ELF image; the driver refuses what is not one.
+            // SAFETY: the driver is told no length. It finds the image's end in the headers, which lies within the slice.
             unsafe { result::module::load_data(code.as_ptr().cast()) }
         };
         let refuse =
@@ -368,6 +371,22 @@ impl Driver {
         self.counters.loads.add();
         Ok(Arc::new(Module { handle, driver: Arc::clone(self) }))
     }
+}
+
+/// Whether the bytes are a 64-bit little-endian ELF image with all of its header tables, which are at its end.
+fn is_image(code: &[u8]) -> bool {
+    let number = |at: usize, len: usize| {
+        let bytes = code.get(at..at + len)?;
+        Some(bytes.iter().rev().fold(0u64, |number, byte| number << 8 | u64::from(*byte)))
+    };
+    // Offset of a table, bytes of an entry, entries: Elf64_Ehdr's e_phoff, e_phentsize, e_phnum and those of sections.
+    let ends_within = |offset: usize, entry_bytes: usize| {
+        let table = Some((number(offset, 8)?, number(entry_bytes, 2)?, number(entry_bytes + 2, 2)?));
+        table.map(|(at, bytes, entries)| at.saturating_add(bytes * entries) <= code.len() as u64)
+    };
+    code.starts_with(b"\x7fELF\x02\x01")
+        && ends_within(0x20, 0x36) == Some(true)
+        && ends_within(0x28, 0x3a) == Some(true)
 }
 
 /// Whether an error of loading is about the code: of another GPU, of a newer CUDA, or no code at all.
@@ -532,5 +551,31 @@ impl Drop for Memory {
             let _ = result::free_sync(self.address);
         }
         self.driver.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A header whose tables end at byte 200.
+    fn image() -> Vec<u8> {
+        let mut image = vec![0; 200];
+        image[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        (image[0x20], image[0x36], image[0x38]) = (144, 56, 1);
+        (image[0x28], image[0x3a], image[0x3c]) = (72, 64, 2);
+        image
+    }
+
+    #[test]
+    fn only_whole_images_reach_the_driver() {
+        assert!(is_image(&image()));
+        for len in 0..200 {
+            assert!(!is_image(&image()[..len]), "{len} bytes");
+        }
+        assert!(!is_image(b".version 8.0"));
+        let mut endless = image();
+        endless[0x28..0x30].fill(0xff);
+        assert!(!is_image(&endless));
     }
 }
