@@ -18,7 +18,7 @@ fn small_unit() -> UnitBuild {
 
 /// The version of the compiler whose code for a key the directory has.
 fn compiler_of(directory: &Path, key: &str) -> String {
-    let names =
+    let mut names =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let version =
         |name: String| Some(name.strip_prefix(key)?.strip_prefix('-')?.strip_suffix(".cubin")?.to_owned());
