@@ -17,6 +17,7 @@ mod nvrtc;
 mod nvrtc_search;
 mod pack;
 mod pinned;
+mod staging;
 mod store;
 mod unit;
 mod usage;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{DriverError, result, sys};
 use qwill_device::DeviceError;
 
-use crate::driver::{Driver, Memory};
+use crate::driver::{Driver, Element, Memory};
 
 /// Page-locked words, and an event that says when the last copy of them is done.
 #[derive(Debug)]
@@ -43,16 +43,51 @@ impl Pinned {
         words: &[u32],
         memory: &Memory,
     ) -> Result<(), DeviceError> {
-        if words.len() > self.len {
-            return Err(DeviceError::shape(op, format!("{} words, at most {}", words.len(), self.len)));
+        self.put(op, 0, words)?;
+        self.send_bytes(op, size_of_val(words), memory)
+    }
+
+    /// Copies values here, `offset` bytes from the start, once the last copy to the device has left.
+    pub(crate) fn put<T: Element>(
+        &mut self,
+        op: &'static str,
+        offset: usize,
+        values: &[T],
+    ) -> Result<(), DeviceError> {
+        let bytes = size_of_val(values);
+        if offset.saturating_add(bytes) > self.len * 4 {
+            let reason = format!("bytes {offset}+{bytes} of {} page-locked ones", self.len * 4);
+            return Err(DeviceError::shape(op, reason));
         }
-        let address = memory.range(op, 0, size_of_val(words))?;
-        let send = || -> Result<(), DriverError> {
-            // SAFETY: the event is alive; after it the copy before has read this memory, which holds `len` words.
+        let put = || -> Result<(), DriverError> {
+            self.driver.bind()?;
+            // SAFETY: the event is alive; after it the copy before has read this memory. The range was checked, any
+            // bytes are words, and `values` lie elsewhere.
             unsafe {
                 result::event::synchronize(self.copied)?;
-                std::ptr::copy_nonoverlapping(words.as_ptr(), self.words, words.len());
-                let here = std::slice::from_raw_parts(self.words, words.len());
+                let to = self.words.cast::<u8>().add(offset);
+                std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, bytes);
+            }
+            Ok(())
+        };
+        put().map_err(|error| self.driver.failed(op, error))
+    }
+
+    /// Enqueues the way of the first `bytes` to the start of `memory`.
+    pub(crate) fn send_bytes(
+        &mut self,
+        op: &'static str,
+        bytes: usize,
+        memory: &Memory,
+    ) -> Result<(), DeviceError> {
+        if bytes > self.len * 4 {
+            return Err(DeviceError::shape(op, format!("{bytes} bytes, at most {}", self.len * 4)));
+        }
+        let address = memory.range(op, 0, bytes)?;
+        let send = || -> Result<(), DriverError> {
+            // SAFETY: both ranges were checked; this memory is written again only after the event.
+            unsafe {
+                let here = std::slice::from_raw_parts(self.words.cast::<u8>(), bytes);
                 result::memcpy_htod_async(address, here, self.driver.stream())?;
                 result::event::record(self.copied, self.driver.stream())
             }

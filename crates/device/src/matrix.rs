@@ -1,7 +1,13 @@
 //! Weight matrices on their way to a device.
 
+use std::ops::Range;
+
 /// Quantisation group: consecutive inputs that share one scale.
 pub const GROUP: usize = 128;
+
+/// Blocks of a matrix that arrives in parts begin at multiples of this many rows: whole tiles of every device, and
+/// whole 32-bit words of every packing along the outputs.
+pub const BLOCK_ROWS: usize = 64;
 
 /// How a weight matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,7 +49,7 @@ impl WeightFormat {
 }
 
 /// Borrowed bytes of a matrix `[rows, cols]`, row-major: row = output, column = input.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixData<'a> {
     /// Outputs.
     pub rows: usize,
@@ -54,7 +60,7 @@ pub struct MatrixData<'a> {
 }
 
 /// The elements of a [`MatrixData`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MatrixElements<'a> {
     /// `[rows, cols]`.
     F32(&'a [f32]),
@@ -80,7 +86,29 @@ pub enum MatrixElements<'a> {
     },
 }
 
-impl MatrixData<'_> {
+impl<'a> MatrixData<'a> {
+    /// Some of the rows.
+    ///
+    /// # Panics
+    /// If there are fewer rows, or [`MatrixData::check`] does not hold.
+    #[must_use]
+    pub fn block(&self, rows: Range<usize>) -> MatrixData<'a> {
+        let of = |per_row: usize| rows.start * per_row..rows.end * per_row;
+        let (cols, groups) = (self.cols, self.cols.div_ceil(GROUP));
+        let elements = match self.elements {
+            MatrixElements::F32(values) => MatrixElements::F32(&values[of(cols)]),
+            MatrixElements::F16(bits) => MatrixElements::F16(&bits[of(cols)]),
+            MatrixElements::Bf16(bits) => MatrixElements::Bf16(&bits[of(cols)]),
+            MatrixElements::Int8 { codes, scales } => {
+                MatrixElements::Int8 { codes: &codes[of(cols)], scales: &scales[of(groups)] }
+            }
+            MatrixElements::Int4 { packed, scales } => {
+                MatrixElements::Int4 { packed: &packed[of(cols.div_ceil(2))], scales: &scales[of(groups)] }
+            }
+        };
+        MatrixData { rows: rows.len(), cols, elements }
+    }
+
     /// The storage format.
     pub fn format(&self) -> WeightFormat {
         match self.elements {
@@ -124,6 +152,31 @@ impl MatrixData<'_> {
         }
     }
 
+    /// Checks that this is a block of rows of a matrix `[rows, cols]` of that format; see
+    /// [`crate::Device::fill_rows`].
+    pub fn check_block(
+        &self,
+        format: WeightFormat,
+        rows: usize,
+        cols: usize,
+        first_row: usize,
+    ) -> Result<(), String> {
+        self.check()?;
+        let end = first_row.saturating_add(self.rows);
+        let whole =
+            first_row.is_multiple_of(BLOCK_ROWS) && (self.rows.is_multiple_of(BLOCK_ROWS) || end == rows);
+        if self.format() == format && self.cols == cols && end <= rows && whole {
+            return Ok(());
+        }
+        Err(format!(
+            "rows {first_row}..{end} of {} inputs as {}, for a matrix [{rows}, {cols}] of {} in blocks of \
+             {BLOCK_ROWS} rows",
+            self.cols,
+            self.format().name(),
+            format.name()
+        ))
+    }
+
     /// The value at `[row, col]` in f32: the definition that every device's dequantisation must equal bit for
     /// bit (one f32 multiplication of an integer by a scale widened from f16).
     pub fn value(&self, row: usize, col: usize) -> f32 {
@@ -141,5 +194,28 @@ impl MatrixData<'_> {
                 (f32::from(nibble) - 8.0) * f16_to_f32(scales[group])
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_the_matrix_format_and_whole_blocks_of_its_rows() {
+        let values = [0.0; 3 * 130];
+        let block =
+            |rows: usize| MatrixData { rows, cols: 3, elements: MatrixElements::F32(&values[..rows * 3]) };
+        let check = |rows, first_row| block(rows).check_block(WeightFormat::F32, 130, 3, first_row);
+        for (rows, first_row) in [(130, 0), (64, 0), (128, 0), (64, 64), (66, 64), (2, 128)] {
+            assert_eq!(check(rows, first_row), Ok(()), "{rows} from {first_row}");
+        }
+        for (rows, first_row) in [(65, 0), (64, 32), (64, 128), (130, 64), (1, 128)] {
+            let reason = check(rows, first_row).unwrap_err();
+            assert!(reason.contains(&format!("rows {first_row}..{}", first_row + rows)), "{reason}");
+        }
+        assert_eq!(block(130).block(64..130).check_block(WeightFormat::F32, 130, 3, 64), Ok(()));
+        assert!(block(64).check_block(WeightFormat::F16, 130, 3, 0).is_err());
+        assert!(block(64).check_block(WeightFormat::F32, 130, 4, 0).is_err());
     }
 }

@@ -61,8 +61,28 @@ pub trait Device: Send + 'static {
 
     // ---- placing things on the device: only before serving starts ----
 
-    /// Packs a weight matrix for this device.
-    fn matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, DeviceError>;
+    /// Makes room for a weight matrix `[rows, cols]`, which [`Device::fill_rows`] then fills.
+    fn empty_matrix(
+        &mut self,
+        format: crate::WeightFormat,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self::Matrix, DeviceError>;
+    /// Packs a block of rows into their place in `matrix`, from `first_row` on. The block has the matrix's format and
+    /// inputs; it begins and ends at multiples of [`crate::matrix::BLOCK_ROWS`], or at the end of the matrix. Blocks
+    /// may come in any order, every row once; a matrix is used only when all have come.
+    fn fill_rows(
+        &mut self,
+        matrix: &mut Self::Matrix,
+        first_row: usize,
+        block: &MatrixData<'_>,
+    ) -> Result<(), DeviceError>;
+    /// Packs a whole weight matrix for this device.
+    fn matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, DeviceError> {
+        let mut matrix = self.empty_matrix(data.format(), data.rows, data.cols)?;
+        self.fill_rows(&mut matrix, 0, data)?;
+        Ok(matrix)
+    }
     /// Bytes that [`Device::matrix`] will take for a matrix of this format and shape, exactly.
     fn matrix_bytes(&self, format: crate::WeightFormat, rows: usize, cols: usize) -> u64;
     /// Places a vector.

@@ -117,7 +117,8 @@ impl Device for Faulty {
         self.device.gdn_prepare(batch, gdn_layer, shape, &weights, projected, cache, mixed)
     }
     behind_the_fuse! {
-        fn matrix(data: &MatrixData<'_>) -> Matrix;
+        fn empty_matrix(format: WeightFormat, rows: usize, cols: usize) -> Matrix;
+        fn fill_rows(matrix: &mut Matrix, first_row: usize, block: &MatrixData<'_>) -> ();
         fn vector(values: &[f32]) -> Vector;
         fn conv_taps(values: &[f32], taps: usize) -> Vector;
         fn reserve(geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> ();

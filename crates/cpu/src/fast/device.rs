@@ -75,8 +75,22 @@ impl Device for CpuDevice {
         }
     }
 
-    fn matrix(&mut self, data: &MatrixData<'_>) -> Result<Matrix, DeviceError> {
-        Matrix::new(data, &mut self.pool)
+    fn empty_matrix(
+        &mut self,
+        format: WeightFormat,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix, DeviceError> {
+        Ok(Matrix::empty(format, rows, cols))
+    }
+
+    fn fill_rows(
+        &mut self,
+        matrix: &mut Matrix,
+        first_row: usize,
+        block: &MatrixData<'_>,
+    ) -> Result<(), DeviceError> {
+        matrix.fill(first_row, block, &mut self.pool)
     }
 
     fn matrix_bytes(&self, format: WeightFormat, rows: usize, cols: usize) -> u64 {

@@ -68,42 +68,79 @@ pub(super) fn packed_bytes(format: WeightFormat, rows: usize, cols: usize) -> u6
 }
 
 impl Matrix {
-    /// Packs on all threads of the pool.
-    pub(super) fn new(data: &MatrixData<'_>, pool: &mut Pool) -> Result<Self, DeviceError> {
-        data.check().map_err(|reason| DeviceError::shape("matrix", reason))?;
-        let elements = match data.elements {
-            MatrixElements::F32(values) => {
-                Elements::F32(pack(data, pool, data.cols, FloatLine([0.0; TILE]), |row, col, lane, line| {
-                    line.0[lane] = values[row * data.cols + col];
-                }))
+    /// All codes and elements zero.
+    pub(super) fn empty(format: WeightFormat, rows: usize, cols: usize) -> Self {
+        let (tiles, groups) = (rows.div_ceil(TILE), cols.div_ceil(GROUP));
+        let halves = |lines: usize| vec![HalfLine([0; TILE]); lines];
+        let codes = |zero: u8| vec![Line([zero; 64]); tiles * groups * group_lines(format)];
+        let elements = match format {
+            WeightFormat::F32 => Elements::F32(vec![FloatLine([0.0; TILE]); tiles * cols]),
+            WeightFormat::F16 => Elements::F16(halves(tiles * cols)),
+            WeightFormat::Bf16 => Elements::Bf16(halves(tiles * cols)),
+            WeightFormat::Int8 => Elements::Int8 { codes: codes(0), scales: halves(tiles * groups) },
+            WeightFormat::Int4 => Elements::Int4 { codes: codes(0x88), scales: halves(tiles * groups) },
+        };
+        Self { rows, cols, elements }
+    }
+
+    /// Packs a block of rows on all threads of the pool.
+    pub(super) fn fill(
+        &mut self,
+        first_row: usize,
+        block: &MatrixData<'_>,
+        pool: &mut Pool,
+    ) -> Result<(), DeviceError> {
+        block
+            .check_block(self.format(), self.rows, self.cols, first_row)
+            .map_err(|reason| DeviceError::shape("matrix", reason))?;
+        let (cols, groups, rows) = (self.cols, self.groups(), (first_row, block.rows));
+        match (&mut self.elements, block.elements) {
+            (Elements::F32(lines), MatrixElements::F32(values)) => {
+                pack(lines, cols, rows, pool, |row, col, lane, line| {
+                    line.0[lane] = values[row * cols + col];
+                });
             }
-            MatrixElements::F16(bits) => Elements::F16(pack_halves(data, pool, bits)),
-            MatrixElements::Bf16(bits) => Elements::Bf16(pack_halves(data, pool, bits)),
-            MatrixElements::Int8 { codes, scales } => {
-                let lines = pack(data, pool, code_lines(data), Line([0; 64]), |row, quad, lane, line| {
+            (Elements::F16(lines), MatrixElements::F16(bits))
+            | (Elements::Bf16(lines), MatrixElements::Bf16(bits)) => {
+                pack_halves(lines, cols, rows, pool, bits);
+            }
+            (Elements::Int8 { codes: lines, scales }, MatrixElements::Int8 { codes, scales: halves }) => {
+                let per_tile = groups * group_lines(WeightFormat::Int8);
+                pack(lines, per_tile, rows, pool, |row, quad, lane, line| {
                     for (input, byte) in line.0[4 * lane..4 * lane + 4].iter_mut().enumerate() {
                         let col = 4 * quad + input;
-                        *byte = if col < data.cols { codes[row * data.cols + col] as u8 } else { 0 };
+                        *byte = if col < cols { codes[row * cols + col] as u8 } else { 0 };
                     }
                 });
-                Elements::Int8 { codes: lines, scales: pack_scales(data, pool, scales) }
+                pack_halves(scales, groups, rows, pool, halves);
             }
-            MatrixElements::Int4 { packed, scales } => {
-                let row_bytes = data.cols.div_ceil(2);
+            (Elements::Int4 { codes: lines, scales }, MatrixElements::Int4 { packed, scales: halves }) => {
+                let (per_tile, row_bytes) = (groups * group_lines(WeightFormat::Int4), cols.div_ceil(2));
                 let nibble = |row: usize, col: usize| {
-                    let byte = if col < data.cols { packed[row * row_bytes + col / 2] } else { 0x88 };
+                    let byte = if col < cols { packed[row * row_bytes + col / 2] } else { 0x88 };
                     if col.is_multiple_of(2) { byte & 15 } else { byte >> 4 }
                 };
-                let lines = pack(data, pool, code_lines(data), Line([0x88; 64]), |row, octet, lane, line| {
+                pack(lines, per_tile, rows, pool, |row, octet, lane, line| {
                     for (input, byte) in line.0[4 * lane..4 * lane + 4].iter_mut().enumerate() {
                         let col = 8 * octet + input;
                         *byte = nibble(row, col) | nibble(row, col + 4) << 4;
                     }
                 });
-                Elements::Int4 { codes: lines, scales: pack_scales(data, pool, scales) }
+                pack_halves(scales, groups, rows, pool, halves);
             }
-        };
-        Ok(Self { rows: data.rows, cols: data.cols, elements })
+            _ => return Err(DeviceError::shape("matrix", "a block of another format")),
+        }
+        Ok(())
+    }
+
+    fn format(&self) -> WeightFormat {
+        match self.elements {
+            Elements::F32(_) => WeightFormat::F32,
+            Elements::F16(_) => WeightFormat::F16,
+            Elements::Bf16(_) => WeightFormat::Bf16,
+            Elements::Int8 { .. } => WeightFormat::Int8,
+            Elements::Int4 { .. } => WeightFormat::Int4,
+        }
     }
 
     /// Groups of a row.
@@ -170,51 +207,46 @@ impl Matrix {
     }
 }
 
-fn code_lines(data: &MatrixData<'_>) -> usize {
-    data.cols.div_ceil(GROUP) * group_lines(data.format())
-}
-
-fn pack_halves(data: &MatrixData<'_>, pool: &mut Pool, bits: &[u16]) -> Vec<HalfLine> {
-    pack(data, pool, data.cols, HalfLine([0; TILE]), |row, col, lane, line| {
-        line.0[lane] = bits[row * data.cols + col];
-    })
-}
-
-fn pack_scales(data: &MatrixData<'_>, pool: &mut Pool, scales: &[u16]) -> Vec<HalfLine> {
-    let groups = data.cols.div_ceil(GROUP);
-    pack(data, pool, groups, HalfLine([0; TILE]), |row, group, lane, line| {
-        line.0[lane] = scales[row * groups + group];
-    })
-}
-
-/// `[tiles, tile_lines]`: calls `fill(row, line within the tile, lane, line)` for every row of every line.
-fn pack<T: Copy + Send + Sync>(
-    data: &MatrixData<'_>,
-    pool: &mut Pool,
+/// [`pack`] of `[rows, lines of a tile]` half-precision bits.
+fn pack_halves(
+    lines: &mut [HalfLine],
     tile_lines: usize,
-    empty: T,
+    rows: (usize, usize),
+    pool: &mut Pool,
+    bits: &[u16],
+) {
+    pack(lines, tile_lines, rows, pool, |row, index, lane, line| {
+        line.0[lane] = bits[row * tile_lines + index];
+    });
+}
+
+/// Into `[tiles, tile_lines]`: calls `fill(row of the block, line within the tile, lane, line)` for every row of every
+/// line of a block of rows, given by its first row, which begins a tile, and their number.
+fn pack<T: Send>(
+    lines: &mut [T],
+    tile_lines: usize,
+    (first_row, rows): (usize, usize),
+    pool: &mut Pool,
     fill: impl Fn(usize, usize, usize, &mut T) + Sync,
-) -> Vec<T> {
-    let tiles = data.rows.div_ceil(TILE);
-    let mut lines = vec![empty; tiles * tile_lines];
+) {
+    let (first_tile, tiles) = (first_row / TILE, rows.div_ceil(TILE));
+    let lines = &mut lines[first_tile * tile_lines..(first_tile + tiles) * tile_lines];
     let per_piece = tiles.div_ceil(8 * pool.threads()).max(1);
     let bounds = steps(tiles, per_piece);
     let pieces = bounds.len() - 1;
-    let blocks = Blocks::new(&mut lines, tile_lines, bounds, vec![0, tile_lines]);
+    let blocks = Blocks::new(lines, tile_lines, bounds, vec![0, tile_lines]);
     pool.run(pieces, &|_, piece| {
         let mut block = blocks.take(piece, 0);
         for tile in 0..block.rows() {
-            let first_row = (piece * per_piece + tile) * TILE;
+            let first = (piece * per_piece + tile) * TILE;
             // Lane by lane: each reads its row of the source in order.
-            for lane in 0..TILE.min(data.rows - first_row) {
+            for lane in 0..TILE.min(rows - first) {
                 for (index, line) in block.row_mut(tile).iter_mut().enumerate() {
-                    fill(first_row + lane, index, lane, line);
+                    fill(first + lane, index, lane, line);
                 }
             }
         }
     });
-    drop(blocks);
-    lines
 }
 
 /// Widens IEEE half bits without branches.
@@ -337,7 +369,8 @@ mod tests {
         let mut pool = Pool::new(2).unwrap();
         for (rows, cols) in [(1, 1), (3, 5), (16, 128), (17, 129), (40, 300), (50, 257)] {
             with_all_formats(rows, cols, |data| {
-                let matrix = Matrix::new(data, &mut pool).unwrap();
+                let mut matrix = Matrix::empty(data.format(), rows, cols);
+                matrix.fill(0, data, &mut pool).unwrap();
                 let mut row_values = vec![f32::NAN; cols];
                 for row in 0..rows {
                     matrix.widen_row(row, &mut row_values);
@@ -371,7 +404,8 @@ mod tests {
         let mut pool = Pool::new(1).unwrap();
         for (rows, cols) in [(1, 1), (16, 128), (33, 300)] {
             with_all_formats(rows, cols, |data| {
-                let matrix = Matrix::new(data, &mut pool).unwrap();
+                let mut matrix = Matrix::empty(data.format(), rows, cols);
+                matrix.fill(0, data, &mut pool).unwrap();
                 let allocated = match &matrix.elements {
                     Elements::F32(lines) => size_of_val(&lines[..]),
                     Elements::F16(lines) | Elements::Bf16(lines) => size_of_val(&lines[..]),

@@ -2,7 +2,7 @@
 
 use qwill_device::matrix::MatrixElements;
 use qwill_device::numeric::{bf16_to_f32, f16_to_f32};
-use qwill_device::{DeviceError, GROUP, MatrixData};
+use qwill_device::{DeviceError, GROUP, MatrixData, WeightFormat};
 
 /// An owned copy of a [`MatrixData`]: `[rows, cols]`, row = output, column = input.
 #[derive(Debug, Clone)]
@@ -22,21 +22,55 @@ enum Elements {
 }
 
 impl Matrix {
-    /// Copies the data after checking its lengths.
-    pub(super) fn new(data: &MatrixData<'_>) -> Result<Self, DeviceError> {
-        data.check().map_err(|reason| DeviceError::shape("matrix", reason))?;
-        let elements = match data.elements {
-            MatrixElements::F32(values) => Elements::F32(values.to_vec()),
-            MatrixElements::F16(bits) => Elements::F16(bits.to_vec()),
-            MatrixElements::Bf16(bits) => Elements::Bf16(bits.to_vec()),
-            MatrixElements::Int8 { codes, scales } => {
-                Elements::Int8 { codes: codes.to_vec(), scales: scales.to_vec() }
-            }
-            MatrixElements::Int4 { packed, scales } => {
-                Elements::Int4 { packed: packed.to_vec(), scales: scales.to_vec() }
+    /// All zeros.
+    pub(super) fn empty(format: WeightFormat, rows: usize, cols: usize) -> Self {
+        let (elements, groups) = (rows * cols, rows * cols.div_ceil(GROUP));
+        let elements = match format {
+            WeightFormat::F32 => Elements::F32(vec![0.0; elements]),
+            WeightFormat::F16 => Elements::F16(vec![0; elements]),
+            WeightFormat::Bf16 => Elements::Bf16(vec![0; elements]),
+            WeightFormat::Int8 => Elements::Int8 { codes: vec![0; elements], scales: vec![0; groups] },
+            WeightFormat::Int4 => {
+                Elements::Int4 { packed: vec![0x88; rows * cols.div_ceil(2)], scales: vec![0; groups] }
             }
         };
-        Ok(Self { rows: data.rows, cols: data.cols, elements })
+        Self { rows, cols, elements }
+    }
+
+    /// Copies a block of rows after checking it.
+    pub(super) fn fill(&mut self, first_row: usize, block: &MatrixData<'_>) -> Result<(), DeviceError> {
+        block
+            .check_block(self.format(), self.rows, self.cols, first_row)
+            .map_err(|reason| DeviceError::shape("matrix", reason))?;
+        let groups = self.cols.div_ceil(GROUP);
+        match (&mut self.elements, block.elements) {
+            (Elements::F32(to), MatrixElements::F32(from)) => put(to, first_row * self.cols, from),
+            (Elements::F16(to), MatrixElements::F16(from))
+            | (Elements::Bf16(to), MatrixElements::Bf16(from)) => put(to, first_row * self.cols, from),
+            (Elements::Int8 { codes, scales }, MatrixElements::Int8 { codes: from, scales: from_scales }) => {
+                put(codes, first_row * self.cols, from);
+                put(scales, first_row * groups, from_scales);
+            }
+            (
+                Elements::Int4 { packed, scales },
+                MatrixElements::Int4 { packed: from, scales: from_scales },
+            ) => {
+                put(packed, first_row * self.cols.div_ceil(2), from);
+                put(scales, first_row * groups, from_scales);
+            }
+            _ => return Err(DeviceError::shape("matrix", "a block of another format")),
+        }
+        Ok(())
+    }
+
+    fn format(&self) -> WeightFormat {
+        match self.elements {
+            Elements::F32(_) => WeightFormat::F32,
+            Elements::F16(_) => WeightFormat::F16,
+            Elements::Bf16(_) => WeightFormat::Bf16,
+            Elements::Int8 { .. } => WeightFormat::Int8,
+            Elements::Int4 { .. } => WeightFormat::Int4,
+        }
     }
 
     /// Whether the elements are integer codes with a scale per group.
@@ -97,6 +131,10 @@ impl Matrix {
     }
 }
 
+fn put<T: Copy>(to: &mut [T], at: usize, from: &[T]) {
+    to[at..at + from.len()].copy_from_slice(from);
+}
+
 fn widen(bits: &[u16], to_f32: fn(u16) -> f32, out: &mut [f32]) {
     for (value, bits) in out.iter_mut().zip(bits) {
         *value = to_f32(*bits);
@@ -124,7 +162,8 @@ mod tests {
             MatrixElements::Int4 { packed: &packed, scales: &scales },
         ] {
             let data = MatrixData { rows, cols, elements };
-            let matrix = Matrix::new(&data).unwrap();
+            let mut matrix = Matrix::empty(data.format(), rows, cols);
+            matrix.fill(0, &data).unwrap();
             let mut row = vec![0.0; cols];
             for r in 0..rows {
                 matrix.widen_row(r, &mut row);
@@ -143,7 +182,8 @@ mod tests {
     #[test]
     fn a_matrix_of_the_wrong_length_is_refused_with_both_numbers() {
         let data = MatrixData { rows: 2, cols: 3, elements: MatrixElements::F32(&[0.0; 5]) };
-        let message = Matrix::new(&data).unwrap_err().to_string();
+        let mut matrix = Matrix::empty(WeightFormat::F32, 2, 3);
+        let message = matrix.fill(0, &data).unwrap_err().to_string();
         assert!(message.contains('5') && message.contains('6'), "{message}");
     }
 }

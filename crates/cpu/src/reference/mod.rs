@@ -59,8 +59,22 @@ impl Device for ReferenceDevice {
         }
     }
 
-    fn matrix(&mut self, data: &MatrixData<'_>) -> Result<Matrix, DeviceError> {
-        Matrix::new(data)
+    fn empty_matrix(
+        &mut self,
+        format: WeightFormat,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix, DeviceError> {
+        Ok(Matrix::empty(format, rows, cols))
+    }
+
+    fn fill_rows(
+        &mut self,
+        matrix: &mut Matrix,
+        first_row: usize,
+        block: &MatrixData<'_>,
+    ) -> Result<(), DeviceError> {
+        matrix.fill(first_row, block)
     }
 
     fn matrix_bytes(&self, format: WeightFormat, rows: usize, cols: usize) -> u64 {

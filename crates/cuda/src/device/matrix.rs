@@ -7,12 +7,10 @@ use qwill_device::{DeviceError, GROUP, MatrixData, WeightFormat};
 
 use crate::driver::{Driver, Extent, Function, Memory};
 use crate::launch::{MatrixParams, PackParams};
+use crate::staging::{ALIGN, BUFFER_BYTES, Staging};
 
 /// Outputs of a tile.
 const TILE_ROWS: usize = 16;
-
-/// Bytes of the stored matrix that are on the device beside the packed one while it is packed.
-const STAGE_BYTES: usize = 256 << 20;
 
 /// A packed matrix `[rows, cols]`.
 #[derive(Debug)]
@@ -53,96 +51,107 @@ fn format_code(format: WeightFormat) -> u32 {
     }
 }
 
-/// A matrix's bytes as stored, row by row.
-enum Stored<'a> {
-    Bytes(&'a [u8]),
-    Signed(&'a [i8]),
-    Halves(&'a [u16]),
+/// What packing needs beside the matrix. The buffers are made for the first block and kept until loading is over.
+#[derive(Debug)]
+pub(super) struct Packer {
+    driver: Arc<Driver>,
+    pack: Function,
+    staging: Option<Staging>,
 }
 
-impl Stored<'_> {
-    fn write(&self, memory: &Memory, from: usize, to: usize) -> Result<(), DeviceError> {
-        match self {
-            Self::Bytes(values) => memory.write("matrix", 0, &values[from..to]),
-            Self::Signed(values) => memory.write("matrix", 0, &values[from..to]),
-            Self::Halves(values) => memory.write("matrix", 0, &values[from..to]),
-        }
+impl Packer {
+    pub(super) fn new(driver: &Arc<Driver>, pack: Function) -> Self {
+        Self { driver: Arc::clone(driver), pack, staging: None }
     }
-    fn element_bytes(&self) -> usize {
-        if matches!(self, Self::Halves(_)) { 2 } else { 1 }
+
+    /// Waits until everything is packed and gives the buffers back.
+    pub(super) fn finish(&mut self) -> Result<(), DeviceError> {
+        self.driver.synchronize("matrix")?;
+        self.staging = None;
+        Ok(())
+    }
+
+    /// Sends a piece of a block as stored, and packs it there.
+    fn send(
+        &mut self,
+        matrix: &CudaMatrix,
+        first_row: usize,
+        piece: &MatrixData<'_>,
+    ) -> Result<(), DeviceError> {
+        let staging = match &mut self.staging {
+            Some(staging) => staging,
+            none => none.insert(Staging::new(&self.driver)?),
+        };
+        let mut parcel = staging.parcel();
+        let (source, raw_scales) = match piece.elements {
+            MatrixElements::F32(values) => (parcel.put("matrix", values)?, 0),
+            MatrixElements::F16(bits) | MatrixElements::Bf16(bits) => (parcel.put("matrix", bits)?, 0),
+            MatrixElements::Int8 { codes, scales } => (parcel.put("matrix", codes)?, parcel.put("matrix", scales)?),
+            MatrixElements::Int4 { packed, scales } => (parcel.put("matrix", packed)?, parcel.put("matrix", scales)?),
+        };
+        parcel.send("matrix")?;
+        let params = PackParams {
+            source,
+            raw_scales,
+            data: matrix.data.address(),
+            scales: matrix.scales.as_ref().map_or(0, Memory::address),
+            rows: matrix.rows as u32,
+            cols: matrix.cols as u32,
+            groups: matrix.cols.div_ceil(GROUP) as u32,
+            format: format_code(matrix.format),
+            first_row: first_row as u32,
+            source_rows: piece.rows as u32,
+        };
+        let words = matrix_bytes(matrix.format, TILE_ROWS, matrix.cols).div_ceil(4) as usize;
+        let extent = Extent::new((words.div_ceil(256), piece.rows.div_ceil(TILE_ROWS), 1), 256);
+        self.driver.launch("matrix", &self.pack, extent, &params)
     }
 }
 
 impl CudaMatrix {
-    pub(super) fn new(
+    /// Memory for a matrix; contents are unspecified.
+    pub(super) fn empty(
         driver: &Arc<Driver>,
-        pack: &Function,
-        data: &MatrixData<'_>,
+        format: WeightFormat,
+        rows: usize,
+        cols: usize,
     ) -> Result<Self, DeviceError> {
-        data.check().map_err(|reason| DeviceError::shape("matrix", reason))?;
-        let (rows, cols, format) = (data.rows, data.cols, data.format());
         if rows >= 1 << 24 || cols >= 1 << 24 {
             return Err(DeviceError::shape("matrix", format!("[{rows}, {cols}] has a side of 2^24 or more")));
         }
         let (data_bytes, scale_bytes) = parts_bytes(format, rows, cols);
-        let packed = driver.allocate("a weight matrix", data_bytes)?;
+        let data = driver.allocate("a weight matrix", data_bytes)?;
         let scales = match scale_bytes {
             0 => None,
             bytes => Some(driver.allocate("scales of a weight matrix", bytes)?),
         };
-        let matrix = Self { data: packed, scales, rows, cols, format };
-        match data.elements {
-            MatrixElements::F32(values) => matrix.data.write("matrix", 0, values)?,
-            MatrixElements::F16(bits) => matrix.data.write("matrix", 0, bits)?,
-            MatrixElements::Bf16(bits) => matrix.pack(driver, pack, &Stored::Halves(bits), cols, &[])?,
-            MatrixElements::Int8 { codes, scales } => {
-                matrix.pack(driver, pack, &Stored::Signed(codes), cols, scales)?;
-            }
-            MatrixElements::Int4 { packed, scales } => {
-                matrix.pack(driver, pack, &Stored::Bytes(packed), cols.div_ceil(2), scales)?;
-            }
-        }
-        Ok(matrix)
+        Ok(Self { data, scales, rows, cols, format })
     }
 
-    /// Uploads some rows at a time as stored and packs them there; `row_elements` of `stored` make a row.
-    fn pack(
+    /// Enqueues a block's way to the device and into its tiles; the values may be changed after the call.
+    pub(super) fn fill(
         &self,
-        driver: &Arc<Driver>,
-        pack: &Function,
-        stored: &Stored<'_>,
-        row_elements: usize,
-        raw_scales: &[u16],
+        packer: &mut Packer,
+        first_row: usize,
+        block: &MatrixData<'_>,
     ) -> Result<(), DeviceError> {
-        let row_bytes = (row_elements * stored.element_bytes()).max(1);
-        let fitting = (STAGE_BYTES / row_bytes).min(65_535 * TILE_ROWS) / TILE_ROWS * TILE_ROWS;
-        let stage_rows = fitting.max(TILE_ROWS).min(self.rows.next_multiple_of(TILE_ROWS));
-        let groups = self.cols.div_ceil(GROUP);
-        let stage = driver.allocate("a matrix being packed", (stage_rows * row_bytes) as u64)?;
-        let scale_stage = driver.allocate("scales being packed", (stage_rows * groups * 2) as u64)?;
-        for first in (0..self.rows).step_by(stage_rows) {
-            let rows = stage_rows.min(self.rows - first);
-            stored.write(&stage, first * row_elements, (first + rows) * row_elements)?;
-            if !raw_scales.is_empty() {
-                scale_stage.write("matrix", 0, &raw_scales[first * groups..(first + rows) * groups])?;
-            }
-            let params = PackParams {
-                source: stage.address(),
-                raw_scales: scale_stage.address(),
-                data: self.data.address(),
-                scales: self.scales.as_ref().map_or(0, Memory::address),
-                rows: self.rows as u32,
-                cols: self.cols as u32,
-                groups: groups as u32,
-                format: format_code(self.format),
-                first_row: first as u32,
-                source_rows: rows as u32,
-            };
-            let words = matrix_bytes(self.format, TILE_ROWS, self.cols).div_ceil(4) as usize;
-            let extent = Extent::new((words.div_ceil(256), rows.div_ceil(TILE_ROWS), 1), 256);
-            driver.launch("matrix", pack, extent, &params)?;
+        block
+            .check_block(self.format, self.rows, self.cols, first_row)
+            .map_err(|reason| DeviceError::shape("matrix", reason))?;
+        let offset = |element_bytes: usize| (first_row * self.cols * element_bytes) as u64;
+        match block.elements {
+            MatrixElements::F32(values) => return self.data.write("matrix", offset(4), values),
+            MatrixElements::F16(bits) => return self.data.write("matrix", offset(2), bits),
+            _ => {}
         }
-        driver.synchronize("matrix")
+        let tile_bytes = self.format.matrix_bytes(TILE_ROWS, self.cols).max(1) as usize;
+        // Scales begin at a round address.
+        let tiles = ((BUFFER_BYTES - ALIGN) / tile_bytes).clamp(1, 65_535);
+        for start in (0..block.rows).step_by(tiles * TILE_ROWS) {
+            let end = block.rows.min(start + tiles * TILE_ROWS);
+            packer.send(self, first_row + start, &block.block(start..end))?;
+        }
+        Ok(())
     }
 
     pub(super) fn rows(&self) -> usize {

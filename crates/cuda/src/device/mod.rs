@@ -103,6 +103,7 @@ pub struct CudaDevice {
     driver: Arc<Driver>,
     store: KernelStore,
     kernels: FixedKernels,
+    packer: matrix::Packer,
     /// The step's rows, spans and pages.
     step: StepMemory,
     /// Rounds that are replayed: by the rows they have room for, and whether spans may have several rows.
@@ -140,7 +141,6 @@ pub struct Activity {
 struct FixedKernels {
     rows: rows::RowKernels,
     linear: linear::LinearKernels,
-    pack: Function,
     sample: Function,
 }
 
@@ -183,14 +183,15 @@ impl CudaDevice {
         let kernels = FixedKernels {
             rows: rows::RowKernels::new(&module(unit::ROWS)?)?,
             linear: linear::LinearKernels::new(&module(unit::LINEAR)?)?,
-            pack: module(unit::PACK)?.function("pack", 0)?,
             sample: module(unit::SAMPLE)?.function("sample", 0)?,
         };
+        let packer = matrix::Packer::new(&driver, module(unit::PACK)?.function("pack", 0)?);
         Ok(Self {
             step: StepMemory::new(),
             driver,
             store,
             kernels,
+            packer,
             recordings: BTreeMap::new(),
             begun: None,
             normed: Scratch::new("normed activations"),
@@ -287,8 +288,22 @@ impl Device for CudaDevice {
         }
     }
 
-    fn matrix(&mut self, data: &MatrixData<'_>) -> Result<CudaMatrix, DeviceError> {
-        CudaMatrix::new(&self.driver, &self.kernels.pack, data)
+    fn empty_matrix(
+        &mut self,
+        format: WeightFormat,
+        rows: usize,
+        cols: usize,
+    ) -> Result<CudaMatrix, DeviceError> {
+        CudaMatrix::empty(&self.driver, format, rows, cols)
+    }
+
+    fn fill_rows(
+        &mut self,
+        matrix: &mut CudaMatrix,
+        first_row: usize,
+        block: &MatrixData<'_>,
+    ) -> Result<(), DeviceError> {
+        matrix.fill(&mut self.packer, first_row, block)
     }
 
     fn matrix_bytes(&self, format: WeightFormat, rows: usize, cols: usize) -> u64 {
@@ -315,6 +330,7 @@ impl Device for CudaDevice {
         max_rows: usize,
         max_logit_rows: usize,
     ) -> Result<(), DeviceError> {
+        self.packer.finish()?;
         let bytes = WorkBytes::of(geometry, max_rows, max_logit_rows);
         self.normed.at_least(&self.driver, bytes.normed)?;
         self.step.reserve(&self.driver, max_rows.min(max_logit_rows))?;

@@ -70,7 +70,7 @@ impl OpRun for LinearRun {
         let input = upload(device, self.cols(), &self.input)?;
         let mut matrices = Vec::new();
         for matrix in &self.matrices {
-            matrices.push(matrix.with(|data| device.matrix(data))?);
+            matrices.push(matrix.place(device)?);
         }
         let (first, parts) = (&matrices[0], matrices.iter().collect::<Vec<_>>());
         let (values, width, closeness) = match &self.kind {

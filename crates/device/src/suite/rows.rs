@@ -196,14 +196,14 @@ impl OpRun for RowRun {
             Kind::Embed { table, tokens } => {
                 let batch = token_batch(tokens);
                 device.begin_step(&batch)?;
-                let table = table.with(|data| device.matrix(data))?;
+                let table = table.place(device)?;
                 device.embed(&table, &batch, &mut out)?;
                 closeness = Closeness::Bits;
             }
             Kind::MtpCombine { table, tokens, embed_norm, hidden_norm, eps } => {
                 let batch = token_batch(tokens);
                 device.begin_step(&batch)?;
-                let table = table.with(|data| device.matrix(data))?;
+                let table = table.place(device)?;
                 let (embed_norm, hidden_norm) = (device.vector(embed_norm)?, device.vector(hidden_norm)?);
                 device.mtp_combine(&batch, &table, &x, &embed_norm, &hidden_norm, *eps, &mut out)?;
             }

@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use super::Random;
-use crate::matrix::MatrixElements;
+use crate::matrix::{BLOCK_ROWS, MatrixElements};
 use crate::numeric::{f32_to_bf16, f32_to_f16};
-use crate::{GROUP, MatrixData, WeightFormat};
+use crate::{Device, DeviceError, GROUP, MatrixData, WeightFormat};
 
 /// Every storage format.
 pub(super) const FORMATS: [WeightFormat; 5] =
@@ -55,6 +55,18 @@ impl HostMatrix {
             }
         }
         Rc::new(matrix)
+    }
+
+    /// On the device, block by block from the last where there are several.
+    pub(super) fn place<D: Device>(&self, device: &mut D) -> Result<D::Matrix, DeviceError> {
+        self.with(|data| {
+            let mut matrix = device.empty_matrix(self.format, self.rows, self.cols)?;
+            for first_row in (0..self.rows).step_by(BLOCK_ROWS).rev() {
+                let block = data.block(first_row..self.rows.min(first_row + BLOCK_ROWS));
+                device.fill_rows(&mut matrix, first_row, &block)?;
+            }
+            Ok(matrix)
+        })
     }
 
     /// As a device takes it. Int8 codes are the bytes reinterpreted, hence the copy.

@@ -69,7 +69,8 @@ fn product(
 ) -> Vec<f32> {
     let level = Level::new(isa).unwrap();
     let mut pool = Pool::new(threads).unwrap();
-    let matrix = Matrix::new(data, &mut pool).unwrap();
+    let mut matrix = Matrix::empty(data.format(), data.rows, data.cols);
+    matrix.fill(0, data, &mut pool).unwrap();
     let mut quantised = QuantisedRows::default();
     quantised.quantise((level, &mut pool), x, data.cols, data.cols, rows);
     let input = Input { values: x, stride: data.cols, rows, quantised: int8.then_some(&quantised) };

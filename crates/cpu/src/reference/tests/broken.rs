@@ -114,8 +114,16 @@ impl Device for BrokenDevice {
     fn facts(&self) -> DeviceFacts {
         self.inner.facts()
     }
-    fn matrix(&mut self, data: &MatrixData<'_>) -> Result<Matrix, DeviceError> {
-        self.inner.matrix(data)
+    fn empty_matrix(
+        &mut self,
+        format: WeightFormat,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix, DeviceError> {
+        self.inner.empty_matrix(format, rows, cols)
+    }
+    fn fill_rows(&mut self, matrix: &mut Matrix, first_row: usize, block: &MatrixData<'_>) -> Outcome {
+        self.inner.fill_rows(matrix, first_row, block)
     }
     fn matrix_bytes(&self, format: WeightFormat, rows: usize, cols: usize) -> u64 {
         self.inner.matrix_bytes(format, rows, cols)
