@@ -14,7 +14,7 @@ use qwill_cpu::CpuDevice;
 use qwill_device::sample::ScoreRow;
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GdnShape, GdnState,
-    GdnWeights, Geometry, KvPage, MatrixData, SampleRow, Sampled, WeightFormat,
+    GdnWeights, Geometry, KvPage, MatrixData, Precision, SampleRow, Sampled, WeightFormat,
 };
 use qwill_engine::EngineError;
 
@@ -94,6 +94,9 @@ impl Device for Faulty {
     fn matrix_bytes(&self, format: WeightFormat, rows: usize, cols: usize) -> u64 {
         self.device.matrix_bytes(format, rows, cols)
     }
+    fn buffer_bytes(&self, rows: usize, cols: usize, precision: Precision) -> u64 {
+        self.device.buffer_bytes(rows, cols, precision)
+    }
     fn scratch_bytes(&self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
         self.device.scratch_bytes(geometry, max_rows, max_logit_rows)
     }
@@ -122,7 +125,7 @@ impl Device for Faulty {
         fn vector(values: &[f32]) -> Vector;
         fn conv_taps(values: &[f32], taps: usize) -> Vector;
         fn reserve(geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> ();
-        fn buffer(rows: usize, cols: usize) -> Buffer;
+        fn buffer(rows: usize, cols: usize, precision: Precision) -> Buffer;
         fn cache(spec: &CacheSpec) -> Cache;
         fn begin_step(batch: &Batch) -> ();
         fn embed(table: &Matrix, batch: &Batch, out: &mut Buffer) -> ();
