@@ -1,11 +1,14 @@
-//! From a checkpoint to weights on the device.
+//! From a checkpoint to weights on the device: first all matrices, streamed block by block in bounded memory, then the
+//! vectors and the order in which the forward step uses them.
+
+use std::collections::HashMap;
 
 use qwill_device::{CacheSpec, Device, GdnWeights, Geometry, KvType, LayerKind};
-use qwill_weights::{Checkpoint, Quantize};
+use qwill_weights::{Block, Checkpoint, MatrixSpec, Quantize, StreamOptions, stream};
 
 use crate::names::{
     ATTENTION_INPUTS, ATTENTION_OUTPUT, EMBEDDING, GDN_INPUTS, GDN_OUTPUT, HEAD, MLP_INPUTS, MLP_OUTPUT,
-    MTP_FC, in_layer, in_mtp_layer, matrices, matrix_shape,
+    MTP_FC, in_layer, in_mtp_layer, matrices, matrix_spec,
 };
 use crate::weights::{
     AttentionWeights, GdnLayerWeights, LayerWeights, MixerWeights, MlpWeights, MtpWeights, Weights,
@@ -33,14 +36,16 @@ pub struct ModelOptions {
 /// How far loading has come.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadProgress<'a> {
-    /// The matrix just placed.
+    /// The matrix that some rows were just placed of.
     pub name: &'a str,
-    /// Matrices placed so far.
+    /// Matrices placed completely so far.
     pub done: usize,
     /// Matrices in all.
     pub total: usize,
-    /// Parameters placed so far.
-    pub parameters: u64,
+    /// Bytes placed so far, in the formats that the weights have on the device, without padding.
+    pub bytes: u64,
+    /// Those of all matrices.
+    pub total_bytes: u64,
 }
 
 /// Sizes of the caches for a geometry and options.
@@ -57,24 +62,16 @@ pub(crate) fn cache_spec(geometry: &Geometry, options: &ModelOptions) -> CacheSp
 }
 
 impl<D: Device> Model<D> {
-    /// Loads a checkpoint onto a device and makes caches and buffers. `progress` is called after every matrix.
+    /// Loads a checkpoint onto a device and makes caches and buffers. `progress` is called after every block of rows.
     pub fn load(
-        device: D,
+        mut device: D,
         checkpoint: &Checkpoint,
         options: &ModelOptions,
         progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self, ModelError> {
         let geometry = checkpoint.config().geometry.clone();
-        let mut loader = Loader {
-            device,
-            checkpoint,
-            quantize: options.quantize,
-            total: matrices(&geometry).len(),
-            geometry: &geometry,
-            progress,
-            done: 0,
-            parameters: 0,
-        };
+        let placed = place_matrices(&mut device, checkpoint, options.quantize, progress)?;
+        let mut loader = Loader { device, checkpoint, geometry: &geometry, placed };
         let weights = loader.weights()?;
         let mut device = loader.device;
         device.reserve(&geometry, options.max_rows, options.max_logit_rows)?;
@@ -86,15 +83,46 @@ impl<D: Device> Model<D> {
     }
 }
 
+/// All matrices on the device, by name.
+fn place_matrices<D: Device>(
+    device: &mut D,
+    checkpoint: &Checkpoint,
+    quantize: Quantize,
+    progress: &mut dyn FnMut(LoadProgress<'_>),
+) -> Result<HashMap<String, D::Matrix>, ModelError> {
+    let geometry = &checkpoint.config().geometry;
+    let specs: Vec<MatrixSpec> =
+        matrices(geometry).iter().map(|(name, _)| matrix_spec(geometry, name)).collect();
+    let of_spec = |spec: &MatrixSpec| {
+        let format = checkpoint.planned_format(&spec.name, quantize);
+        format.map_or(0, |format| format.matrix_bytes(spec.rows, spec.cols))
+    };
+    let (mut done, mut bytes) = (0, 0);
+    let total_bytes = specs.iter().map(of_spec).sum();
+    let mut placed: Vec<Option<D::Matrix>> = specs.iter().map(|_| None).collect();
+    let mut place = |block: Block<'_>| -> Result<(), ModelError> {
+        let (spec, format) = (&specs[block.matrix], block.data.format());
+        let slot = &mut placed[block.matrix];
+        let matrix = match slot {
+            Some(matrix) => matrix,
+            None => slot.insert(device.empty_matrix(format, spec.rows, spec.cols)?),
+        };
+        device.fill_rows(matrix, block.first_row, &block.data)?;
+        done += usize::from(block.completes);
+        bytes += format.matrix_bytes(block.data.rows, spec.cols);
+        progress(LoadProgress { name: &spec.name, done, total: specs.len(), bytes, total_bytes });
+        Ok(())
+    };
+    stream(checkpoint, &specs, quantize, StreamOptions::default(), &mut place)?;
+    let names = specs.iter().map(|spec| spec.name.clone());
+    Ok(names.zip(placed).filter_map(|(name, matrix)| Some((name, matrix?))).collect())
+}
+
 struct Loader<'a, D: Device> {
     device: D,
     checkpoint: &'a Checkpoint,
-    quantize: Quantize,
     geometry: &'a Geometry,
-    progress: &'a mut dyn FnMut(LoadProgress<'_>),
-    total: usize,
-    done: usize,
-    parameters: u64,
+    placed: HashMap<String, D::Matrix>,
 }
 
 impl<D: Device> Loader<'_, D> {
@@ -194,18 +222,7 @@ impl<D: Device> Loader<'_, D> {
     }
 
     fn matrix(&mut self, name: &str) -> Result<D::Matrix, ModelError> {
-        let (rows, cols) = matrix_shape(self.geometry, name);
-        let matrix = self.checkpoint.matrix(name, rows, cols, self.quantize)?;
-        let placed = self.device.matrix(&matrix.data())?;
-        self.done += 1;
-        self.parameters += (rows * cols) as u64;
-        (self.progress)(LoadProgress {
-            name,
-            done: self.done,
-            total: self.total,
-            parameters: self.parameters,
-        });
-        Ok(placed)
+        self.placed.remove(name).ok_or_else(|| ModelError::Batch(format!("no matrix `{name}` was loaded")))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<D::Vector, ModelError> {

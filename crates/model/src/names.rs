@@ -1,6 +1,7 @@
 //! The weight map: canonical names of a checkpoint's modules, and the shape of each.
 
 use qwill_device::{Geometry, LayerKind};
+use qwill_weights::MatrixSpec;
 
 /// What a matrix is for, so that the memory plan can be read by people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +70,12 @@ pub(crate) fn matrix_shape(geometry: &Geometry, name: &str) -> (usize, usize) {
         "fc" => (hidden, 2 * hidden),
         _ => (geometry.vocab, hidden), // embed_tokens, lm_head
     }
+}
+
+/// A matrix as a checkpoint is asked for it.
+pub(crate) fn matrix_spec(geometry: &Geometry, name: &str) -> MatrixSpec {
+    let (rows, cols) = matrix_shape(geometry, name);
+    MatrixSpec { name: name.to_owned(), rows, cols }
 }
 
 /// Every matrix of a model, with what it is for.

@@ -207,7 +207,7 @@ impl Launch {
             (_, Quantize::Int4) => "quantising to int4",
         };
         let (checkpoint, device) = (self.source.checkpoint, self.device);
-        let mut display = LoadDisplay::new(verb, self.planned.parameters());
+        let mut display = LoadDisplay::new(verb);
         let build = move || -> Result<Model<CpuDevice>, ModelError> {
             let device = CpuDevice::new(device)?;
             Model::load(device, &checkpoint, &model_options, &mut |progress| display.show(progress))

@@ -19,10 +19,10 @@ pub(crate) struct LoadDisplay {
 }
 
 impl LoadDisplay {
-    /// `verb` says what is done to the weights: "loading", "quantising to int4"; `parameters` how many there are.
-    pub(crate) fn new(verb: &'static str, parameters: u64) -> Self {
+    /// `verb` says what is done to the weights: "loading", "quantising to int4".
+    pub(crate) fn new(verb: &'static str) -> Self {
         // Hidden by itself when standard error is not a terminal.
-        let bar = ProgressBar::new(parameters);
+        let bar = ProgressBar::new(0);
         let style =
             ProgressStyle::with_template("  {prefix} {wide_bar:.cyan/dim} {percent:>3} %, {msg}, {eta} left");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━━─"));
@@ -31,20 +31,21 @@ impl LoadDisplay {
         Self { bar, verb, started: now, last_line: now }
     }
 
-    /// One more matrix is in place.
+    /// Some more rows are in place.
     pub(crate) fn show(&mut self, progress: LoadProgress<'_>) {
         if self.bar.is_hidden() && self.last_line.elapsed() < LINE_INTERVAL {
             return;
         }
-        let rate = progress.parameters as f64 / self.started.elapsed().as_secs_f64().max(1e-3);
-        let rate = format!("{} parameters/s", units::parameters(rate as u64));
+        let rate = progress.bytes as f64 / self.started.elapsed().as_secs_f64().max(1e-3);
+        let placed = format!("{} at {}/s", units::bytes(progress.bytes), units::bytes(rate as u64));
         if self.bar.is_hidden() {
             self.last_line = Instant::now();
-            tracing::info!("{}: {} of {} matrices, {rate}", self.verb, progress.done, progress.total);
+            tracing::info!("{}: {} of {} matrices, {placed}", self.verb, progress.done, progress.total);
             return;
         }
-        self.bar.set_message(rate);
-        self.bar.set_position(progress.parameters);
+        self.bar.set_length(progress.total_bytes);
+        self.bar.set_message(placed);
+        self.bar.set_position(progress.bytes);
     }
 }
 

@@ -1,20 +1,23 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 
 use qwill_device::numeric::{bf16_to_f32, f16_to_f32};
 use qwill_device::{Geometry, WeightFormat};
 
+use crate::cache::{Cache, CacheLayout, WeightCache};
 use crate::config::ModelConfig;
 use crate::error::{WeightsError, shape};
 use crate::files::{Files, Tensor};
 use crate::header::Dtype;
 use crate::layout::{Layout, VectorSpec};
-use crate::matrix::Matrix;
-use crate::memory::numbers;
+use crate::matrix::{Matrix, MatrixSpec};
+use crate::memory::{Memory, numbers};
 use crate::quantize::Quantize;
 use crate::random::RandomWeights;
 use crate::stored::Stored;
+use crate::stream::Job;
 
 /// The weights of one model, by canonical name: without the nesting prefix, matrices without `.weight`.
 ///
@@ -25,6 +28,7 @@ use crate::stored::Stored;
 pub struct Checkpoint {
     config: ModelConfig,
     source: Source,
+    cache: WeightCache,
 }
 
 #[derive(Debug)]
@@ -39,14 +43,13 @@ enum Source {
 
 impl Checkpoint {
     /// Opens a Hugging Face directory: `config.json`, optionally `generation_config.json`, and safetensors
-    /// files, with or without an index. Files that the index does not list are read too. The weights are
-    /// mapped, not read: the files must stay as they are while the checkpoint is in use.
+    /// files, with or without an index. Files that the index does not list are read too. Only headers are read
+    /// here: the files must stay as they are while the checkpoint is in use.
     pub fn open(directory: &Path) -> Result<Self, WeightsError> {
         Self::from_files(Files::open(directory)?)
     }
 
-    /// The same from named files in memory. Tensors are used in place when their file starts at a multiple of
-    /// 4 bytes, else copied as they are read.
+    /// The same from named files in memory.
     pub fn embedded(files: Vec<(&'static str, &'static [u8])>) -> Result<Self, WeightsError> {
         Self::from_files(Files::embedded(files)?)
     }
@@ -57,6 +60,7 @@ impl Checkpoint {
         Self {
             config: ModelConfig::of_geometry(geometry),
             source: Source::Random(RandomWeights::new(geometry, seed, format)),
+            cache: WeightCache::Off,
         }
     }
 
@@ -81,7 +85,14 @@ impl Checkpoint {
             find_vector(&files, spec)?;
         }
         let shapes = layout.matrices.into_iter().map(|spec| (spec.name, (spec.rows, spec.cols))).collect();
-        Ok(Self { config, source: Source::Files { files, shapes } })
+        Ok(Self { config, source: Source::Files { files, shapes }, cache: WeightCache::Off })
+    }
+
+    /// The same checkpoint; what [`crate::stream`] rounds is kept there for the next time. Only directories have such
+    /// a cache.
+    #[must_use]
+    pub fn with_cache(self, cache: WeightCache) -> Self {
+        Self { cache, ..self }
     }
 
     /// What `config.json` and `generation_config.json` say.
@@ -140,37 +151,68 @@ impl Checkpoint {
         rows: usize,
         cols: usize,
         quantize: Quantize,
-    ) -> Result<Matrix<'_>, WeightsError> {
-        let (matrix, stored) = match &self.source {
+    ) -> Result<Matrix, WeightsError> {
+        let mut matrix = Matrix::default();
+        let spec = MatrixSpec { name: name.to_owned(), rows, cols };
+        self.read_rows(&spec, 0..rows, quantize, &mut Memory::default(), &mut matrix)?;
+        Ok(matrix)
+    }
+
+    /// The same for some rows: `range` begins at a multiple of [`qwill_device::matrix::BLOCK_ROWS`] and ends at one or
+    /// with the matrix. `stored` is memory for bytes on their way.
+    pub(crate) fn read_rows(
+        &self,
+        spec: &MatrixSpec,
+        range: Range<usize>,
+        quantize: Quantize,
+        stored: &mut Memory,
+        out: &mut Matrix,
+    ) -> Result<(), WeightsError> {
+        let MatrixSpec { name, rows, cols } = spec;
+        match &self.source {
             Source::Files { files, .. } => {
-                let stored = Stored::find(files, self.config.quantization, name, rows, cols)?;
-                (stored.read()?, Some(stored))
+                let found = Stored::find(files, self.config.quantization, name, *rows, *cols)?;
+                found.read_rows(range, planned(found.format(), name, quantize), stored, out)
             }
             Source::Random(random) => {
-                let spec = random.matrix_spec(name).ok_or_else(|| not_in_geometry(name, &[rows, cols]))?;
-                if (spec.rows, spec.cols) != (rows, cols) {
-                    return Err(random_shape(name, &[spec.rows, spec.cols], &[rows, cols]));
+                let known = random.matrix_spec(name).ok_or_else(|| not_in_geometry(name, &[*rows, *cols]))?;
+                if known != spec {
+                    return Err(random_shape(name, &[known.rows, known.cols], &[*rows, *cols]));
                 }
-                (random.matrix(spec), None)
+                let format = random.format_of(name);
+                match planned(format, name, quantize) {
+                    same if same == format => random.rows(spec, range, out),
+                    rounded => {
+                        let mut dense = Matrix { elements: std::mem::take(stored), ..Matrix::default() };
+                        random.rows(spec, range.clone(), &mut dense);
+                        *stored = dense.elements;
+                        out.reshape(rounded, range.len(), *cols);
+                        // Made of finite numbers: the scales are.
+                        let _ = out.round(format, stored);
+                    }
+                }
+                Ok(())
             }
-        };
-        let matrix = match planned(matrix.format(), name, quantize) {
-            format if format == matrix.format() => return Ok(matrix),
-            format => matrix.quantized(format),
-        };
-        let groups = cols.div_ceil(qwill_device::GROUP);
-        match (matrix.scales().iter().position(|&bits| !f16_to_f32(bits).is_finite()), stored) {
-            (Some(at), Some(stored)) => {
-                let found = format!(
-                    "NaN, infinity or too large a number for {} in row {}, columns from {}",
-                    matrix.format().name(),
-                    at / groups,
-                    at % groups * qwill_device::GROUP,
-                );
-                Err(stored.main_tensor().fault("value", found, "finite weights"))
-            }
-            _ => Ok(matrix),
         }
+    }
+
+    /// The cache of the rounded ones among blocks, if one is wanted and possible.
+    pub(crate) fn open_cache(&self, quantize: Quantize, jobs: &[Job<'_>]) -> Option<Cache> {
+        let Source::Files { files, .. } = &self.source else { return None };
+        let path = self.cache.file(files.directory()?, quantize.label())?;
+        let layout = CacheLayout::new(&files.identity()?, jobs)?;
+        Cache::open(path, layout)
+    }
+
+    /// Every matrix that the geometry calls for.
+    pub fn matrices(&self) -> Vec<MatrixSpec> {
+        Layout::of(&self.config.geometry).matrices
+    }
+
+    /// Full name and shape of every small tensor that the geometry calls for.
+    pub fn vectors(&self) -> Vec<(String, Vec<usize>)> {
+        let vectors = Layout::of(&self.config.geometry).vectors;
+        vectors.into_iter().map(|spec| (spec.name.clone(), spec.shapes().swap_remove(0))).collect()
     }
 
     /// Reads a small tensor of `len` elements as f32, by its full name: `layers.0.input_layernorm.weight`,
@@ -256,10 +298,11 @@ fn find_vector<'a>(files: &'a Files, spec: &VectorSpec) -> Result<Tensor<'a>, We
 
 /// The elements in f32, none of them NaN or infinite.
 fn widen(tensor: Tensor) -> Result<Vec<f32>, WeightsError> {
+    let bytes = tensor.read()?;
     let values: Vec<f32> = match tensor.dtype {
-        Dtype::F32 => numbers(tensor.bytes).into_owned(),
-        Dtype::F16 => numbers(tensor.bytes).iter().map(|&bits| f16_to_f32(bits)).collect(),
-        Dtype::Bf16 => numbers(tensor.bytes).iter().map(|&bits| bf16_to_f32(bits)).collect(),
+        Dtype::F32 => numbers(&bytes).into_owned(),
+        Dtype::F16 => numbers(&bytes).iter().map(|&bits| f16_to_f32(bits)).collect(),
+        Dtype::Bf16 => numbers(&bytes).iter().map(|&bits| bf16_to_f32(bits)).collect(),
         other => return Err(tensor.fault("dtype", other.name(), "F32, F16 or BF16")),
     };
     match values.iter().position(|value| !value.is_finite()) {

@@ -7,11 +7,17 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum WeightsError {
-    /// A file could not be opened, mapped or read.
+    /// A file could not be opened or read.
     #[error("cannot read {file}: {source}")]
     Read {
         /// Path as given.
         file: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The system refused threads to read with.
+    #[error("cannot start a thread to read weights: {source}")]
+    Threads {
         /// The system's reason.
         source: io::Error,
     },
@@ -107,7 +113,11 @@ impl WeightsError {
     /// What a person can do about it, where something general can be said.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::UnexpectedEof => {
+                Some("the file became shorter while it was read: do not change a checkpoint that is in use")
+            }
             Self::Read { .. } => Some("check the path and its permissions"),
+            Self::Threads { .. } => Some("raise the limit on processes (`ulimit -u`)"),
             Self::NoCheckpoint { .. } => Some(
                 "point at the model's directory, the one that holds config.json; other weight formats \
                  (.bin, .pt, .gguf) must be converted to safetensors first",

@@ -2,16 +2,18 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use serde_json::Value;
 
 use crate::error::WeightsError;
 use crate::header::{self, Dtype, Entry};
 use crate::json::{brief, parse_object};
-use crate::memory::Bytes;
 
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -31,10 +33,43 @@ pub(crate) struct Tensor<'a> {
     pub(crate) name: &'a str,
     pub(crate) dtype: &'a Dtype,
     pub(crate) shape: &'a [usize],
-    pub(crate) bytes: &'a [u8],
+    /// Its length.
+    pub(crate) bytes: usize,
+    /// Where it begins in the file.
+    start: usize,
+    source: &'a Bytes,
 }
 
-impl Tensor<'_> {
+impl<'a> Tensor<'a> {
+    /// Reads from `offset` on as many bytes as there is room for.
+    pub(crate) fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), WeightsError> {
+        self.source.read_at(self.start + offset, into).map_err(|source| self.unreadable(source))
+    }
+
+    /// Reads the same columns of every row, one row after another.
+    pub(crate) fn read_columns(
+        &self,
+        row_bytes: usize,
+        columns: Range<usize>,
+        into: &mut [u8],
+    ) -> Result<(), WeightsError> {
+        if columns.len() == row_bytes {
+            return self.read_at(0, into);
+        }
+        let rows = into.chunks_exact_mut(columns.len().max(1)).enumerate();
+        rows.into_iter().try_for_each(|(row, into)| self.read_at(row * row_bytes + columns.start, into))
+    }
+
+    /// All bytes: for tensors that are small.
+    pub(crate) fn read(&self) -> Result<Cow<'a, [u8]>, WeightsError> {
+        let range = self.start..self.start + self.bytes;
+        self.source.read(range).map_err(|source| self.unreadable(source))
+    }
+
+    fn unreadable(&self, source: io::Error) -> WeightsError {
+        WeightsError::Read { file: format!("tensor `{}` in {}", self.name, self.file), source }
+    }
+
     /// The error for this tensor.
     pub(crate) fn fault(
         &self,
@@ -48,6 +83,54 @@ impl Tensor<'_> {
             what,
             found: found.into(),
             expected: expected.into(),
+        }
+    }
+}
+
+/// The bytes of one file. Read, not mapped: what was read once and packed must not stay in the process's memory, and a
+/// file that becomes shorter is an error, not a signal.
+#[derive(Debug)]
+enum Bytes {
+    /// Compiled into the program.
+    Static(&'static [u8]),
+    Disk(File),
+}
+
+impl Bytes {
+    fn open(path: &Path) -> io::Result<Self> {
+        // Asked before opening: opening a pipe would wait for a writer.
+        if !path.metadata()?.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        Ok(Self::Disk(File::open(path)?))
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        match self {
+            Self::Static(bytes) => Ok(bytes.len() as u64),
+            Self::Disk(file) => Ok(file.metadata()?.len()),
+        }
+    }
+
+    fn read_at(&self, start: usize, into: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Static(bytes) => {
+                let from = bytes.get(start..).and_then(|rest| rest.get(..into.len()));
+                into.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }
+            Self::Disk(file) => file.read_exact_at(into, start as u64),
+        }
+    }
+
+    fn read(&self, range: Range<usize>) -> io::Result<Cow<'_, [u8]>> {
+        match self {
+            Self::Static(bytes) => Ok(Cow::Borrowed(bytes.get(range).ok_or(io::ErrorKind::UnexpectedEof)?)),
+            Self::Disk(_) => {
+                let mut bytes = vec![0; range.len()];
+                self.read_at(range.start, &mut bytes)?;
+                Ok(Cow::Owned(bytes))
+            }
         }
     }
 }
@@ -77,7 +160,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Maps the weights of a directory: the shards of the index, then every other safetensors file there
+    /// Opens the weights of a directory: the shards of the index, then every other safetensors file there
     /// (some exporters put tensors that they left alone into an extra file).
     pub(crate) fn open(directory: &Path) -> Result<Self, WeightsError> {
         let place = Place::Directory(directory.to_owned());
@@ -89,7 +172,7 @@ impl Files {
         let mut shards = Vec::new();
         for name in names.into_iter().filter(|name| seen.insert(name.clone())) {
             let path = directory.join(&name);
-            let bytes = Bytes::map(&path).map_err(|source| match (&index, source.kind()) {
+            let bytes = Bytes::open(&path).map_err(|source| match (&index, source.kind()) {
                 (Some(index), io::ErrorKind::NotFound) => index.missing_shard(&name),
                 _ => WeightsError::Read { file: path.display().to_string(), source },
             })?;
@@ -149,8 +232,9 @@ impl Files {
             name: &entry.name,
             dtype: &entry.dtype,
             shape: &entry.shape,
-            // In range: the header was checked against the file.
-            bytes: shard.bytes.as_slice().get(entry.range.clone()).unwrap_or_default(),
+            bytes: entry.range.len(),
+            start: entry.range.start,
+            source: &shard.bytes,
         })
     }
 
@@ -161,7 +245,7 @@ impl Files {
 
     /// Bytes of all tensors that are read (vision is not).
     pub(crate) fn total_bytes(&self) -> u64 {
-        self.names().filter_map(|name| self.tensor(name)).map(|tensor| tensor.bytes.len() as u64).sum()
+        self.names().filter_map(|name| self.tensor(name)).map(|tensor| tensor.bytes as u64).sum()
     }
 
     /// The files that a missing tensor was searched in, for messages.
@@ -170,6 +254,28 @@ impl Files {
             [only] => only.name.clone(),
             shards => format!("all {} safetensors files of {}", shards.len(), self.place.name()),
         }
+    }
+
+    /// The directory of files on disk.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Directory(path) => Some(path),
+            Place::Memory(_) => None,
+        }
+    }
+
+    /// What tells these files from others, and from themselves after a change: names, lengths and times of the
+    /// weights, and the configuration. `None` where that cannot be told.
+    pub(crate) fn identity(&self) -> Option<Vec<u8>> {
+        let mut identity = self.read("config.json").ok()??.into_owned();
+        for Shard { name, bytes, .. } in &self.shards {
+            let Bytes::Disk(file) = bytes else { return None };
+            let metadata = file.metadata().ok()?;
+            let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+            let line = format!("\n{name:?} {} {}", metadata.len(), changed.as_nanos());
+            identity.extend_from_slice(line.as_bytes());
+        }
+        Some(identity)
     }
 
     /// The place, for messages.
@@ -195,7 +301,15 @@ impl Files {
 
 impl Shard {
     fn parse(name: String, bytes: Bytes) -> Result<Self, WeightsError> {
-        let entries = header::parse(&name, bytes.as_slice())?;
+        let header = || -> io::Result<(u64, Cow<'_, [u8]>)> {
+            let file_bytes = bytes.len()?;
+            let start = bytes.read(0..file_bytes.min(8) as usize)?;
+            Ok((file_bytes, bytes.read(0..header::prefix_bytes(&start, file_bytes))?))
+        };
+        let entries = match header() {
+            Ok((file_bytes, prefix)) => header::parse(&name, &prefix, file_bytes)?,
+            Err(source) => return Err(WeightsError::Read { file: name, source }),
+        };
         Ok(Self { name, bytes, entries })
     }
 }

@@ -77,15 +77,23 @@ pub(crate) struct Entry {
     pub(crate) range: Range<usize>,
 }
 
-/// Reads and checks the header of a whole file's bytes. `file` is for messages.
-pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Vec<Entry>, WeightsError> {
+/// Bytes of the length at the start, and what it says about the header that follows: as many as are in the file or
+/// may be accepted.
+pub(crate) fn prefix_bytes(start: &[u8], file_bytes: u64) -> usize {
+    let header_bytes = start.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
+    (8 + header_bytes.min(MAX_HEADER_BYTES)).min(file_bytes) as usize
+}
+
+/// Reads and checks the header. `file` is for messages; `bytes` are the first [`prefix_bytes`] of the file or more,
+/// `file_bytes` its length.
+pub(crate) fn parse(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Vec<Entry>, WeightsError> {
     let fault = |found: String, expected: &str| WeightsError::Header {
         file: file.to_owned(),
         found,
         expected: expected.to_owned(),
     };
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(fault(format!("{} bytes", bytes.len()), "at least the 8 bytes of the header length"));
+        return Err(fault(format!("{file_bytes} bytes"), "at least the 8 bytes of the header length"));
     };
     let header_bytes = u64::from_le_bytes(*length);
     if header_bytes > MAX_HEADER_BYTES {
@@ -93,7 +101,7 @@ pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Vec<Entry>, WeightsError
     }
     let Some(header) = rest.get(..header_bytes as usize) else {
         return Err(fault(
-            format!("a header length of {header_bytes} in a file of {} bytes", bytes.len()),
+            format!("a header length of {header_bytes} in a file of {file_bytes} bytes"),
             "a header that ends inside the file",
         ));
     };
@@ -116,7 +124,7 @@ pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Vec<Entry>, WeightsError
         }
     }
     entries.sort_by_key(|entry| (entry.range.start, entry.range.end));
-    check_tiling(file, &entries, data_start, bytes.len())?;
+    check_tiling(file, &entries, data_start, file_bytes as usize)?;
     Ok(entries)
 }
 
@@ -242,13 +250,19 @@ mod tests {
         bytes
     }
 
+    /// From the first bytes alone, as of a file.
+    fn parse_whole(bytes: &[u8]) -> Result<Vec<Entry>, WeightsError> {
+        let file_bytes = bytes.len() as u64;
+        parse("f", &bytes[..prefix_bytes(bytes, file_bytes)], file_bytes)
+    }
+
     #[test]
     fn entries_come_sorted_with_absolute_ranges() {
         let header = r#"{"__metadata__":{"format":"pt"},
             "b":{"dtype":"BF16","shape":[2,2],"data_offsets":[4,12]},
             "a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},
             "empty":{"dtype":"I64","shape":[0],"data_offsets":[4,4]}}"#;
-        let entries = parse("f", &file(header, 12)).unwrap();
+        let entries = parse_whole(&file(header, 12)).unwrap();
         let start = 8 + header.len();
         let seen: Vec<_> = entries.iter().map(|e| (e.name.as_str(), e.range.clone())).collect();
         assert_eq!(
@@ -262,17 +276,17 @@ mod tests {
     fn hostile_shapes_do_not_wrap() {
         for shape in ["[18446744073709551615,18446744073709551615,2]", "[4294967296,4294967296]"] {
             let header = format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,0]}}}}"#);
-            assert!(parse("f", &file(&header, 0)).is_err());
+            assert!(parse_whole(&file(&header, 0)).is_err());
         }
         let header =
             r#"{"a":{"dtype":"I8","shape":[1],"data_offsets":[18446744073709551614,18446744073709551615]}}"#;
-        assert!(parse("f", &file(header, 1)).is_err());
+        assert!(parse_whole(&file(header, 1)).is_err());
     }
 
     proptest! {
         #[test]
         fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse("f", &bytes);
+            let _ = parse_whole(&bytes);
         }
 
         #[test]
@@ -283,7 +297,7 @@ mod tests {
             let at = at % bytes.len();
             bytes[at] = byte;
             bytes.truncate(bytes.len() - cut.min(bytes.len()));
-            let _ = parse("f", &bytes);
+            let _ = parse_whole(&bytes);
         }
     }
 }

@@ -2,13 +2,7 @@
 
 use qwill_device::{Geometry, LayerKind};
 
-/// A matrix `[rows, cols]`; stored as `name.weight` or in a packed form.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct MatrixSpec {
-    pub(crate) name: String,
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-}
+use crate::matrix::MatrixSpec;
 
 /// A small tensor that is used in f32.
 #[derive(Debug, Clone, PartialEq, Eq)]

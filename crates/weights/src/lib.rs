@@ -14,8 +14,11 @@
 //! | `unpack` | GPTQ and compressed-tensors words to the device's codes |
 //! | `quantize` | round to nearest at load, and which matrices it applies to |
 //! | `random` | weights of the right distribution |
-//! | `memory` | mapped files and typed views of bytes: the only unsafe code |
+//! | `stream` | all matrices, block by block, read by several threads in bounded memory |
+//! | `cache` | rounded weights kept on disk |
+//! | `memory` | memory for numbers of any type and typed views of bytes: the only unsafe code |
 
+mod cache;
 mod checkpoint;
 mod config;
 mod error;
@@ -29,10 +32,13 @@ mod quantization;
 mod quantize;
 mod random;
 mod stored;
+mod stream;
 mod unpack;
 
+pub use cache::WeightCache;
 pub use checkpoint::Checkpoint;
 pub use config::{GenerationDefaults, ModelConfig};
 pub use error::WeightsError;
-pub use matrix::Matrix;
+pub use matrix::{Matrix, MatrixSpec};
 pub use quantize::{Quantize, quantize_int4, quantize_int8};
+pub use stream::{Block, StreamOptions, stream};

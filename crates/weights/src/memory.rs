@@ -1,44 +1,7 @@
-//! Where bytes live: a mapped file or static memory, and typed views of them. All unsafe code is here.
-#![expect(unsafe_code, reason = "mapping files and viewing bytes as numbers without a copy")]
+//! Memory that numbers of any type can be read into, and typed views of bytes. All unsafe code is here.
+#![expect(unsafe_code, reason = "viewing bytes as numbers without a copy")]
 
 use std::borrow::Cow;
-use std::fs::File;
-use std::io;
-use std::path::Path;
-
-use memmap2::Mmap;
-
-/// The bytes of one file.
-#[derive(Debug)]
-pub(crate) enum Bytes {
-    /// Compiled into the program.
-    Static(&'static [u8]),
-    /// Mapped from disk.
-    Mapped(Mmap),
-}
-
-impl Bytes {
-    /// Maps a whole file for reading.
-    pub(crate) fn map(path: &Path) -> io::Result<Self> {
-        // Asked before opening: opening a pipe would wait for a writer.
-        if !path.metadata()?.is_file() {
-            return Err(io::Error::other("not a regular file"));
-        }
-        let file = File::open(path)?;
-        // SAFETY: the mapping is private and read-only, and nothing in this program writes to checkpoint
-        // files. A file that someone else changes or cuts while it is mapped is outside what any reader of
-        // mapped files can guard against; `Checkpoint::open` documents that the files must stay as they are.
-        let map = unsafe { Mmap::map(&file)? };
-        Ok(Self::Mapped(map))
-    }
-
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        match self {
-            Self::Static(bytes) => bytes,
-            Self::Mapped(map) => map,
-        }
-    }
-}
 
 /// Numbers that any bit pattern is a valid value of, stored little-endian in files.
 pub(crate) trait Number: Copy + 'static {
@@ -58,7 +21,7 @@ macro_rules! number {
         }
     )*};
 }
-number!(u16, u32, i64, f32);
+number!(u8, i8, u16, u32, i64, f32);
 
 /// Little-endian bytes as numbers: a view where the machine's byte order and the address allow it, else a
 /// copy. Bytes after the last whole number are ignored.
@@ -74,6 +37,65 @@ pub(crate) fn numbers<T: Number>(bytes: &[u8]) -> Cow<'_, [T]> {
         }
     }
     Cow::Owned(bytes.chunks_exact(size_of::<T>()).map(T::decode).collect())
+}
+
+/// Bytes at an address that suits every [`Number`], kept to be filled again and again.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Memory {
+    words: Vec<u64>,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Makes it this long; contents are unspecified. Memory that was longer is not given back.
+    pub(crate) fn resize(&mut self, bytes: usize) {
+        let words = bytes.div_ceil(size_of::<u64>());
+        if words > self.words.len() {
+            // Not kept while it grows: its contents do not matter.
+            self.words = Vec::new();
+            self.words = vec![0; words];
+        }
+        self.bytes = bytes;
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: any bits are u8 values, and u8 has no alignment: all bytes lie in the middle part.
+        let (_, bytes, _) = unsafe { self.words.align_to() };
+        &bytes[..self.bytes]
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; any bytes are u64 values.
+        let (_, bytes, _) = unsafe { self.words.align_to_mut() };
+        &mut bytes[..self.bytes]
+    }
+
+    /// As numbers in the machine's byte order.
+    pub(crate) fn numbers<T: Number>(&self) -> &[T] {
+        // SAFETY: any bits are values of T; the words are aligned for it, so that the first part is empty.
+        let (_, numbers, _) = unsafe { self.bytes().align_to() };
+        numbers
+    }
+
+    /// As numbers in the machine's byte order.
+    pub(crate) fn numbers_mut<T: Number>(&mut self) -> &mut [T] {
+        // SAFETY: as above; any T are bytes.
+        let (_, numbers, _) = unsafe { self.bytes_mut().align_to_mut() };
+        numbers
+    }
+
+    /// From the files' byte order to the machine's, for numbers of this many bytes.
+    pub(crate) fn make_native(&mut self, number_bytes: usize) {
+        if cfg!(target_endian = "big") {
+            self.bytes_mut().chunks_exact_mut(number_bytes).for_each(<[u8]>::reverse);
+        }
+    }
+}
+
+impl PartialEq for Memory {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
 }
 
 #[cfg(test)]
@@ -97,19 +119,31 @@ mod tests {
     }
 
     #[test]
-    fn aligned_bytes_are_not_copied() {
-        let words = [1u64, 2, 3];
-        // SAFETY: a u64 slice viewed as its own bytes.
-        let (_, bytes, _) = unsafe { words.align_to::<u8>() };
-        if cfg!(target_endian = "little") {
-            assert!(matches!(numbers::<u32>(bytes), Cow::Borrowed(_)));
+    fn memory_is_of_the_length_asked_for_and_kept() {
+        let mut memory = Memory::default();
+        assert!(memory.bytes().is_empty() && memory.numbers::<f32>().is_empty());
+        for bytes in [9, 64, 3, 0, 64] {
+            memory.resize(bytes);
+            memory.bytes_mut().fill(0xab);
+            assert_eq!((memory.bytes().len(), memory.numbers::<u16>().len()), (bytes, bytes / 2));
+            assert!(memory.numbers::<u16>().iter().all(|word| *word == 0xabab));
         }
-        assert!(matches!(numbers::<u32>(&bytes[1..9]), Cow::Owned(_)));
+        assert_eq!(memory.words.len(), 8);
+        memory.numbers_mut::<u32>()[15] = 0x0403_0201;
+        assert_eq!(memory.bytes()[60..], 0x0403_0201u32.to_ne_bytes());
     }
 
     #[test]
-    fn a_directory_is_not_mapped() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(Bytes::map(dir.path()).is_err());
+    fn only_the_used_bytes_are_compared() {
+        let of = |bytes: usize, value: u8| {
+            let mut memory = Memory::default();
+            memory.resize(16);
+            memory.bytes_mut().fill(value);
+            memory.resize(bytes);
+            memory.bytes_mut().fill(1);
+            memory
+        };
+        assert_eq!(of(9, 5), of(9, 6));
+        assert_ne!(of(9, 5), of(8, 5));
     }
 }

@@ -30,6 +30,15 @@ pub enum Quantize {
 }
 
 impl Quantize {
+    /// Name in files.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+
     /// The format that a dense matrix of this canonical name is rounded to, `None` if it stays.
     pub(crate) fn target(self, name: &str) -> Option<WeightFormat> {
         match (self, name.rsplit('.').next()) {
@@ -47,7 +56,11 @@ impl Quantize {
 /// # Panics
 /// If `values` does not hold `rows * cols` elements.
 pub fn quantize_int4(values: &[f32], rows: usize, cols: usize) -> (Vec<u8>, Vec<u16>) {
-    int4_rows(values, rows, cols, |value| value)
+    assert_eq!(values.len(), rows * cols, "elements of a matrix [{rows}, {cols}]");
+    let mut packed = vec![0; rows * cols.div_ceil(2)];
+    let mut scales = vec![0; rows * cols.div_ceil(GROUP)];
+    int4_rows(values, cols, |value| value, &mut packed, &mut scales);
+    (packed, scales)
 }
 
 /// Rounds `[rows, cols]` to 8 bits: codes `[rows, cols]` and f16 scales `[rows, ceil(cols / GROUP)]`. A group
@@ -56,54 +69,54 @@ pub fn quantize_int4(values: &[f32], rows: usize, cols: usize) -> (Vec<u8>, Vec<
 /// # Panics
 /// If `values` does not hold `rows * cols` elements.
 pub fn quantize_int8(values: &[f32], rows: usize, cols: usize) -> (Vec<i8>, Vec<u16>) {
-    int8_rows(values, rows, cols, |value| value)
+    assert_eq!(values.len(), rows * cols, "elements of a matrix [{rows}, {cols}]");
+    let mut codes = vec![0; rows * cols];
+    let mut scales = vec![0; rows * cols.div_ceil(GROUP)];
+    int8_rows(values, cols, |value| value, &mut codes, &mut scales);
+    (codes, scales)
 }
 
-/// [`quantize_int4`] of any element type.
+/// [`quantize_int4`] of any element type, into memory for as many rows as there are values.
 pub(crate) fn int4_rows<T: Copy>(
     values: &[T],
-    rows: usize,
     cols: usize,
     widen: impl Fn(T) -> f32,
-) -> (Vec<u8>, Vec<u16>) {
-    assert_eq!(values.len(), rows * cols, "elements of a matrix [{rows}, {cols}]");
-    let mut packed = vec![0x88; rows * cols.div_ceil(2)];
-    let mut scales = Vec::with_capacity(rows * cols.div_ceil(GROUP));
+    packed: &mut [u8],
+    scales: &mut [u16],
+) {
     // Empty matrices have nothing to chunk.
-    for (row, packed) in
-        values.chunks_exact(cols.max(1)).zip(packed.chunks_exact_mut(cols.div_ceil(2).max(1)))
-    {
-        for (group, packed) in row.chunks(GROUP).zip(packed.chunks_mut(GROUP / 2)) {
-            let (codes, scale) = round_group::<4>(&padded(group, &widen));
-            scales.push(scale);
+    let rows = values.chunks_exact(cols.max(1)).zip(packed.chunks_exact_mut(cols.div_ceil(2).max(1)));
+    for ((row, packed), scales) in rows.zip(scales.chunks_exact_mut(cols.div_ceil(GROUP).max(1))) {
+        let groups = row.chunks(GROUP).zip(packed.chunks_mut(GROUP / 2));
+        for ((group, packed), scale) in groups.zip(scales) {
+            let (codes, rounded) = round_group::<4>(&padded(group, &widen));
+            *scale = rounded;
+            // The codes of a short group are followed by zeros, which pad an odd row.
             for (byte, pair) in packed.iter_mut().zip(codes.chunks_exact(2)) {
                 *byte = pair[0] & 15 | pair[1] << 4;
             }
         }
     }
-    (packed, scales)
 }
 
-/// [`quantize_int8`] of any element type.
+/// [`quantize_int8`] of any element type, into memory for as many rows as there are values.
 pub(crate) fn int8_rows<T: Copy>(
     values: &[T],
-    rows: usize,
     cols: usize,
     widen: impl Fn(T) -> f32,
-) -> (Vec<i8>, Vec<u16>) {
-    assert_eq!(values.len(), rows * cols, "elements of a matrix [{rows}, {cols}]");
-    let mut codes = vec![0; rows * cols];
-    let mut scales = Vec::with_capacity(rows * cols.div_ceil(GROUP));
-    for (row, codes) in values.chunks_exact(cols.max(1)).zip(codes.chunks_exact_mut(cols.max(1))) {
-        for (group, codes) in row.chunks(GROUP).zip(codes.chunks_mut(GROUP)) {
-            let (offset, scale) = round_group::<8>(&padded(group, &widen));
-            scales.push(scale);
+    codes: &mut [i8],
+    scales: &mut [u16],
+) {
+    let rows = values.chunks_exact(cols.max(1)).zip(codes.chunks_exact_mut(cols.max(1)));
+    for ((row, codes), scales) in rows.zip(scales.chunks_exact_mut(cols.div_ceil(GROUP).max(1))) {
+        for ((group, codes), scale) in row.chunks(GROUP).zip(codes.chunks_mut(GROUP)).zip(scales) {
+            let (offset, rounded) = round_group::<8>(&padded(group, &widen));
+            *scale = rounded;
             for (code, offset) in codes.iter_mut().zip(offset) {
                 *code = (offset ^ 0x80) as i8;
             }
         }
     }
-    (codes, scales)
 }
 
 /// A group in f32, a short last one filled up with zeros: they change neither the scale nor other codes, and

@@ -1,18 +1,19 @@
 //! Weights of the right distribution without a checkpoint: for speed measurements and tests of any geometry.
 //!
-//! Every tensor is a function of (seed, name, element), so parts can be made in any order and by any thread.
+//! Every row is a function of (seed, name, row), so rows can be made in any order and by any thread.
 //! Linears are normal with variance 1 / inputs, which keeps activations near unit size; those that write to
 //! the residual stream are smaller by √(2 · layers), so that the stream does not grow with depth. Normal
 //! numbers come from a table of quantiles, a lookup each: fast enough to fill tens of gigabytes at load.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use qwill_device::numeric::{f32_to_bf16, f32_to_f16};
 use qwill_device::{GROUP, Geometry, WeightFormat};
 
-use crate::layout::{Layout, MatrixSpec, VectorRole, VectorSpec};
-use crate::matrix::{Elements, Matrix};
+use crate::layout::{Layout, VectorRole, VectorSpec};
+use crate::matrix::{Matrix, MatrixSpec};
 use crate::quantize::Quantize;
 
 /// Entries of the quantile table; a power of two.
@@ -98,36 +99,35 @@ impl RandomWeights {
         matrices + self.vectors.values().map(|vector| vector.len as u64 * 4).sum::<u64>()
     }
 
-    /// Makes a matrix directly in its format.
-    pub(crate) fn matrix(&self, spec: &MatrixSpec) -> Matrix<'static> {
-        let MatrixSpec { name, rows, cols } = spec;
-        let (rows, cols) = (*rows, *cols);
+    /// Makes rows of a matrix directly in its format.
+    pub(crate) fn rows(&self, spec: &MatrixSpec, range: Range<usize>, out: &mut Matrix) {
+        let MatrixSpec { name, cols, .. } = spec;
         let key = self.key(name);
-        let deviation = self.deviation(name, cols);
-        let groups = rows * cols.div_ceil(GROUP);
-        let elements = match self.format_of(name) {
+        let deviation = self.deviation(name, *cols);
+        let rows = (key, range.clone(), *cols);
+        let format = self.format_of(name);
+        out.reshape(format, range.len(), *cols);
+        match format {
             WeightFormat::Int4 => {
-                let mut packed = vec![0; rows * cols.div_ceil(2)];
-                fill(&mut packed, key, &nibble_pairs());
+                let row_bytes = cols.div_ceil(2);
+                fill_rows(out.elements.bytes_mut(), row_bytes, rows.clone(), &nibble_pairs());
                 if !cols.is_multiple_of(2) {
-                    let last = packed.iter_mut().skip(cols / 2).step_by(cols.div_ceil(2));
+                    let last = out.elements.bytes_mut().iter_mut().skip(cols / 2).step_by(row_bytes);
                     last.for_each(|byte| *byte = *byte & 15 | 0x80);
                 }
-                Elements::Int4 { packed: packed.into(), scales: scales(key, groups, deviation, 7.5).into() }
+                fill_scales(out.scales.numbers_mut(), rows, deviation, 7.5);
             }
             WeightFormat::Int8 => {
-                let mut codes = vec![0; rows * cols];
                 let step = 127.5 / LARGEST_OF_GROUP;
-                fill(&mut codes, key, &table(|normal| (normal * step).round().clamp(-128.0, 127.0) as i8));
-                Elements::Int8 { codes, scales: scales(key, groups, deviation, 127.5).into() }
+                let codes = table(|normal| (normal * step).round().clamp(-128.0, 127.0) as i8);
+                fill_rows(out.elements.numbers_mut(), *cols, rows.clone(), &codes);
+                fill_scales(out.scales.numbers_mut(), rows, deviation, 127.5);
             }
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => {
-                let mut bits = vec![0; rows * cols];
-                fill(&mut bits, key, &table(|normal| f32_to_bf16(normal * deviation)));
-                Elements::Bf16(bits.into())
+                let bits = table(|normal| f32_to_bf16(normal * deviation));
+                fill_rows::<u16>(out.elements.numbers_mut(), *cols, rows, &bits);
             }
-        };
-        Matrix { rows, cols, elements }
+        }
     }
 
     /// Makes a vector.
@@ -168,19 +168,22 @@ impl RandomWeights {
     }
 }
 
-/// f16 scales for codes whose largest magnitude is `extreme`: the scale of a group of normal numbers, varied
-/// by a tenth, half of them negative.
-fn scales(key: u64, groups: usize, deviation: f32, extreme: f32) -> Vec<u16> {
+/// f16 scales for codes whose largest magnitude is `extreme`, of rows of a matrix with that key: the scale of a group
+/// of normal numbers, varied by a tenth, half of them negative.
+fn fill_scales(
+    scales: &mut [u16],
+    (key, rows, cols): (u64, Range<usize>, usize),
+    deviation: f32,
+    extreme: f32,
+) {
     let typical = deviation * LARGEST_OF_GROUP / extreme;
     // Another stretch of the counter than the codes use.
-    let key = mix(!key);
-    (0..groups as u64)
-        .map(|group| {
-            let bits = mix(key.wrapping_add(group));
-            let scale = typical * (0.9 + 0.2 * unit(bits));
-            f32_to_f16(if bits & 1 == 0 { scale } else { -scale })
-        })
-        .collect()
+    let first = mix(!key).wrapping_add((rows.start * cols.div_ceil(GROUP)) as u64);
+    for (group, scale) in scales.iter_mut().enumerate() {
+        let bits = mix(first.wrapping_add(group as u64));
+        let magnitude = typical * (0.9 + 0.2 * unit(bits));
+        *scale = f32_to_f16(if bits & 1 == 0 { magnitude } else { -magnitude });
+    }
 }
 
 /// The quantiles through a conversion.
@@ -197,6 +200,18 @@ fn nibble_pairs() -> [u8; QUANTILES] {
         ((normal * step).round().clamp(-8.0, 7.0) + 8.0) as u8
     };
     std::array::from_fn(|at| nibble(at % COARSE) | nibble(at / COARSE) << 4)
+}
+
+/// Fills rows of `row_len` elements of a matrix with that key.
+fn fill_rows<T: Copy>(
+    target: &mut [T],
+    row_len: usize,
+    (key, rows, _): (u64, Range<usize>, usize),
+    table: &[T; QUANTILES],
+) {
+    for (row, target) in rows.zip(target.chunks_exact_mut(row_len.max(1))) {
+        fill(target, mix(key.wrapping_add(row as u64)), table);
+    }
 }
 
 /// Fills with entries of a table, five from each 64-bit draw.

@@ -1,6 +1,6 @@
 //! The forms in which a matrix can lie in a checkpoint: found by name, checked, read.
 
-use std::borrow::Cow;
+use std::ops::Range;
 
 use qwill_device::numeric::{bf16_to_f32, f16_to_f32, f32_to_f16};
 use qwill_device::{GROUP, WeightFormat};
@@ -8,10 +8,10 @@ use qwill_device::{GROUP, WeightFormat};
 use crate::error::{WeightsError, shape};
 use crate::files::{Files, Tensor};
 use crate::header::Dtype;
-use crate::matrix::{Elements, Matrix};
-use crate::memory::numbers;
+use crate::matrix::{Matrix, row_bytes};
+use crate::memory::{Memory, numbers};
 use crate::quantization::Quantization;
-use crate::unpack::{field, signed_codes, transpose_scales, transpose_words};
+use crate::unpack::{field, sign_codes, transpose_scales, transpose_words};
 
 /// A matrix `[rows, cols]` found in the files, its tensors' types and shapes checked but not their content.
 pub(crate) struct Stored<'a> {
@@ -102,30 +102,53 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// The largest tensor of the matrix, to name in messages.
-    pub(crate) fn main_tensor(&self) -> Tensor<'a> {
+    /// Reads rows in the given format: the stored one, or int4 or int8 for a dense matrix. `range` begins at a multiple
+    /// of [`qwill_device::matrix::BLOCK_ROWS`] and ends at one or with the matrix; `stored` is memory for bytes as they
+    /// lie in the file.
+    pub(crate) fn read_rows(
+        &self,
+        range: Range<usize>,
+        format: WeightFormat,
+        stored: &mut Memory,
+        out: &mut Matrix,
+    ) -> Result<(), WeightsError> {
+        out.reshape(format, range.len(), self.cols);
         match &self.form {
-            Form::Dense(weight) => *weight,
-            Form::Packed(packed) => packed.codes,
+            Form::Dense(weight) => self.read_dense(*weight, range, stored, out),
+            Form::Packed(packed) => packed.read_rows(self.rows, self.cols, range, stored, out),
         }
     }
 
-    /// Reads it. Dense matrices and compressed-tensors int4 codes stay where they are.
-    pub(crate) fn read(&self) -> Result<Matrix<'a>, WeightsError> {
-        let (rows, cols) = (self.rows, self.cols);
-        let elements = match &self.form {
-            Form::Dense(weight) => match weight.dtype {
-                Dtype::F32 => Elements::F32(numbers(weight.bytes)),
-                Dtype::F16 => Elements::F16(numbers(weight.bytes)),
-                _ => Elements::Bf16(numbers(weight.bytes)),
-            },
-            Form::Packed(packed) => packed.read(rows, cols)?,
-        };
-        Ok(Matrix { rows, cols, elements })
+    fn read_dense(
+        &self,
+        weight: Tensor<'_>,
+        range: Range<usize>,
+        stored: &mut Memory,
+        out: &mut Matrix,
+    ) -> Result<(), WeightsError> {
+        let format = self.format();
+        let row_bytes = row_bytes(format, self.cols);
+        let same = out.format() == format;
+        let into = if same { &mut out.elements } else { &mut *stored };
+        into.resize(range.len() * row_bytes);
+        weight.read_at(range.start * row_bytes, into.bytes_mut())?;
+        into.make_native(if format == WeightFormat::F32 { 4 } else { 2 });
+        if same {
+            return Ok(());
+        }
+        out.round(format, stored).map_err(|(row, columns)| {
+            let found = format!(
+                "NaN, infinity or too large a number for {} in row {}, columns from {}",
+                out.format().name(),
+                range.start + row,
+                columns.start
+            );
+            weight.fault("value", found, "finite weights")
+        })
     }
 }
 
-impl<'a> Packed<'a> {
+impl Packed<'_> {
     /// Type and shape of scales and zero points.
     fn check_scales(&self, rows: usize, cols: usize) -> Result<(), WeightsError> {
         let groups = cols.div_ceil(GROUP);
@@ -158,48 +181,87 @@ impl<'a> Packed<'a> {
         }
     }
 
-    fn read(&self, rows: usize, cols: usize) -> Result<Elements<'a>, WeightsError> {
-        self.check_zero_points(rows, cols)?;
-        self.check_groups(cols)?;
-        let (groups, stored) = (cols.div_ceil(GROUP), self.scale_bits()?);
-        let (bytes, scales) = match self.order {
+    /// Reads rows; see [`Stored::read_rows`].
+    fn read_rows(
+        &self,
+        rows: usize,
+        cols: usize,
+        range: Range<usize>,
+        stored: &mut Memory,
+        out: &mut Matrix,
+    ) -> Result<(), WeightsError> {
+        if range.start == 0 {
+            self.check_groups(cols)?;
+        }
+        let groups = cols.div_ceil(GROUP);
+        self.check_zero_points(rows, groups, &range, stored)?;
+        match self.order {
             Order::Gptq { .. } => {
-                let words = numbers(self.codes.bytes);
-                let bytes = transpose_words(&words, cols * self.bits / 32, rows);
-                (Cow::Owned(bytes), Cow::Owned(transpose_scales(&stored, groups, rows)))
+                let (words, outputs) = (cols * self.bits / 32, range.len());
+                stored.resize(words * outputs * 4);
+                let columns = range.start * 4..range.end * 4;
+                self.codes.read_columns(rows * 4, columns, stored.bytes_mut())?;
+                stored.make_native(4);
+                transpose_words(stored.numbers(), words, outputs, out.elements.bytes_mut());
+                stored.resize(groups * outputs * 2);
+                let columns = range.start * 2..range.end * 2;
+                self.scales.read_columns(rows * 2, columns, stored.bytes_mut())?;
+                stored.make_native(2);
+                transpose_scales(stored.numbers(), outputs, out.scales.numbers_mut());
             }
-            Order::CompressedTensors { .. } => (Cow::Borrowed(self.codes.bytes), stored),
-        };
-        Ok(match self.bits {
-            8 => Elements::Int8 { codes: signed_codes(bytes.into_owned()), scales },
-            _ => Elements::Int4 { packed: bytes, scales },
-        })
+            Order::CompressedTensors { .. } => {
+                self.codes.read_at(range.start * cols * self.bits / 8, out.elements.bytes_mut())?;
+                self.scales.read_at(range.start * groups * 2, out.scales.bytes_mut())?;
+                out.scales.make_native(2);
+            }
+        }
+        if self.bits == 8 {
+            sign_codes(out.elements.bytes_mut());
+        }
+        self.check_scale_values(out.scales.numbers_mut(), range.start, groups)
     }
 
     /// Only the symmetric zero point 2^(bits−1): the device's formats have no other.
-    fn check_zero_points(&self, rows: usize, cols: usize) -> Result<(), WeightsError> {
+    fn check_zero_points(
+        &self,
+        rows: usize,
+        groups: usize,
+        range: &Range<usize>,
+        stored: &mut Memory,
+    ) -> Result<(), WeightsError> {
         let symmetric = 1u32 << (self.bits - 1);
-        let groups = cols.div_ceil(GROUP);
+        // Packed along the outputs: these words of each group, one group after another, hold the range.
+        let words = range.start * self.bits / 32..(range.end * self.bits).div_ceil(32);
         let (zeros, less) = match self.order {
-            Order::Gptq { zeros, true_zero_point } => (zeros, u32::from(!true_zero_point)),
-            Order::CompressedTensors { zeros: Some(zeros), .. } => (zeros, 0),
+            Order::Gptq { zeros, true_zero_point } => {
+                let width = rows * self.bits / 32;
+                let words = words.start.min(width)..words.end.min(width);
+                stored.resize(groups * words.len() * 4);
+                zeros.read_columns(width * 4, words.start * 4..words.end * 4, stored.bytes_mut())?;
+                (zeros, u32::from(!true_zero_point))
+            }
+            Order::CompressedTensors { zeros: Some(zeros), .. } => {
+                stored.resize(words.len() * groups * 4);
+                zeros.read_at(words.start * groups * 4, stored.bytes_mut())?;
+                (zeros, 0)
+            }
             Order::CompressedTensors { zeros: None, .. } => return Ok(()),
         };
-        let words = numbers::<u32>(zeros.bytes);
+        stored.make_native(4);
+        let words = stored.numbers::<u32>();
+        let width = words.len() / groups.max(1);
         for group in 0..groups {
-            for row in 0..rows {
+            for row in 0..range.len() {
                 let found = match self.order {
-                    Order::Gptq { .. } => {
-                        let width = rows * self.bits / 32;
-                        field(&words[group * width..(group + 1) * width], self.bits, row)
-                    }
-                    // Packed along the outputs, one column per group.
+                    Order::Gptq { .. } => field(&words[group * width..(group + 1) * width], self.bits, row),
+                    // One column per group.
                     Order::CompressedTensors { .. } => {
                         let bit = row * self.bits;
                         words[bit / 32 * groups + group] >> (bit % 32) & ((1 << self.bits) - 1)
                     }
                 };
                 if found + less != symmetric {
+                    let row = range.start + row;
                     let found = format!("{} at output {row}, group {group} (asymmetric)", found + less);
                     let expected = format!("{symmetric} everywhere (symmetric quantisation)");
                     return Err(zeros.fault("zero point", found, expected));
@@ -213,7 +275,7 @@ impl<'a> Packed<'a> {
     fn check_groups(&self, cols: usize) -> Result<(), WeightsError> {
         let Some(groups) = self.groups else { return Ok(()) };
         expect_i32(groups, &[cols])?;
-        for (input, group) in numbers::<u32>(groups.bytes).iter().enumerate() {
+        for (input, group) in numbers::<u32>(&groups.read()?).iter().enumerate() {
             if *group as usize != input / GROUP {
                 let found = format!("group {group} at input {input} (activation order)");
                 return Err(groups.fault("group index", found, format!("group {}", input / GROUP)));
@@ -222,21 +284,27 @@ impl<'a> Packed<'a> {
         Ok(())
     }
 
-    /// The scales as f16 bits, in stored order.
+    /// The stored scales of a block of rows as f16 bits.
     ///
     /// A bf16 scale of magnitude 2^-17 (7.6e-6) to 65504 is an f16 exactly, and exporters keep scales above
     /// 1e-5. A smaller one is rounded to the nearest f16: that moves a weight by at most 128 · 2^-25, less
     /// than 4e-6. One that f16 cannot hold, or that is not finite, is an error.
-    fn scale_bits(&self) -> Result<Cow<'a, [u16]>, WeightsError> {
-        let stored = numbers::<u16>(self.scales.bytes);
-        let bits = match self.scales.dtype {
-            Dtype::Bf16 => Cow::Owned(stored.iter().map(|&bits| f32_to_f16(bf16_to_f32(bits))).collect()),
-            _ => stored,
-        };
-        match bits.iter().position(|&bits| !f16_to_f32(bits).is_finite()) {
-            None => Ok(bits),
+    fn check_scale_values(
+        &self,
+        scales: &mut [u16],
+        first_row: usize,
+        groups: usize,
+    ) -> Result<(), WeightsError> {
+        if *self.scales.dtype == Dtype::Bf16 {
+            for bits in &mut *scales {
+                *bits = f32_to_f16(bf16_to_f32(*bits));
+            }
+        }
+        match scales.iter().position(|&bits| !f16_to_f32(bits).is_finite()) {
+            None => Ok(()),
             Some(at) => {
-                let found = format!("{} at element {at}", f16_to_f32(bits[at]));
+                let (row, group) = (first_row + at / groups, at % groups);
+                let found = format!("{} at output {row}, group {group}", f16_to_f32(scales[at]));
                 Err(self.scales.fault("scale", found, "finite numbers up to 65504"))
             }
         }
@@ -290,7 +358,7 @@ fn check_dense(weight: Tensor, rows: usize, cols: usize) -> Result<(), WeightsEr
 
 /// Linear layers of the family have no bias; some exporters write one of zeros.
 fn check_no_bias(bias: Tensor) -> Result<(), WeightsError> {
-    if bias.bytes.iter().all(|&byte| byte == 0) {
+    if bias.read()?.iter().all(|&byte| byte == 0) {
         return Ok(());
     }
     Err(bias.fault("bias", format!("values other than zero {}", shape(bias.shape)), "no bias"))
@@ -301,7 +369,8 @@ fn check_stored_shape(stored: Tensor, rows: usize, cols: usize) -> Result<(), We
     if *stored.dtype != Dtype::I64 {
         return Err(stored.fault("dtype", stored.dtype.name(), "I64"));
     }
-    let found = numbers::<i64>(stored.bytes);
+    let bytes = stored.read()?;
+    let found = numbers::<i64>(&bytes);
     if *found != expected {
         return Err(stored.fault("shape", format!("{found:?}"), format!("{expected:?}")));
     }

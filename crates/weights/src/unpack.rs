@@ -9,8 +9,7 @@
 const TILE: usize = 16;
 
 /// Words `[words, outputs]` to bytes `[outputs, words * 4]`.
-pub(crate) fn transpose_words(source: &[u32], words: usize, outputs: usize) -> Vec<u8> {
-    let mut bytes = vec![0; source.len() * 4];
+pub(crate) fn transpose_words(source: &[u32], words: usize, outputs: usize, bytes: &mut [u8]) {
     let row_bytes = (words * 4).max(1);
     // Tiles of 16 × 16 words: whole cache lines are read and written.
     for (tile, rows) in bytes.chunks_mut(row_bytes * TILE).enumerate() {
@@ -24,17 +23,23 @@ pub(crate) fn transpose_words(source: &[u32], words: usize, outputs: usize) -> V
             }
         }
     }
-    bytes
 }
 
 /// Scales `[groups, outputs]` to `[outputs, groups]`.
-pub(crate) fn transpose_scales(source: &[u16], groups: usize, outputs: usize) -> Vec<u16> {
-    (0..outputs).flat_map(|output| (0..groups).map(move |group| source[group * outputs + output])).collect()
+pub(crate) fn transpose_scales(source: &[u16], outputs: usize, scales: &mut [u16]) {
+    let groups = source.len() / outputs.max(1);
+    for (output, scales) in scales.chunks_exact_mut(groups.max(1)).enumerate() {
+        for (group, scale) in scales.iter_mut().enumerate() {
+            *scale = source[group * outputs + output];
+        }
+    }
 }
 
-/// Bytes `code + 128` to signed codes.
-pub(crate) fn signed_codes(bytes: Vec<u8>) -> Vec<i8> {
-    bytes.into_iter().map(|byte| (byte ^ 0x80) as i8).collect()
+/// Bytes `code + 128` to signed codes, in place.
+pub(crate) fn sign_codes(bytes: &mut [u8]) {
+    for byte in bytes {
+        *byte ^= 0x80;
+    }
 }
 
 /// Field `at` of `bits` bits in a row of words.
@@ -53,7 +58,8 @@ mod tests {
         #[test]
         fn transposition_moves_every_word(words in 1usize..40, outputs in 1usize..40) {
             let source: Vec<u32> = (0..words * outputs).map(|n| crate::random::mix(n as u64) as u32).collect();
-            let bytes = transpose_words(&source, words, outputs);
+            let mut bytes = vec![0; source.len() * 4];
+            transpose_words(&source, words, outputs, &mut bytes);
             for output in 0..outputs {
                 for word in 0..words {
                     let at = (output * words + word) * 4;
@@ -67,7 +73,11 @@ mod tests {
     fn codes_of_a_published_word_come_in_order() {
         let word = 0x7654_3210;
         assert_eq!((0..8).map(|n| field(&[word], 4, n)).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(transpose_words(&[word], 1, 1), [0x10, 0x32, 0x54, 0x76]);
-        assert_eq!(signed_codes(vec![0, 127, 128, 255]), [-128, -1, 0, 127]);
+        let mut bytes = [0; 4];
+        transpose_words(&[word], 1, 1, &mut bytes);
+        assert_eq!(bytes, [0x10, 0x32, 0x54, 0x76]);
+        let mut codes = [0, 127, 128, 255];
+        sign_codes(&mut codes);
+        assert_eq!(codes.map(u8::cast_signed), [-128, -1, 0, 127]);
     }
 }

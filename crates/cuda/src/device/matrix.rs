@@ -86,8 +86,12 @@ impl Packer {
         let (source, raw_scales) = match piece.elements {
             MatrixElements::F32(values) => (parcel.put("matrix", values)?, 0),
             MatrixElements::F16(bits) | MatrixElements::Bf16(bits) => (parcel.put("matrix", bits)?, 0),
-            MatrixElements::Int8 { codes, scales } => (parcel.put("matrix", codes)?, parcel.put("matrix", scales)?),
-            MatrixElements::Int4 { packed, scales } => (parcel.put("matrix", packed)?, parcel.put("matrix", scales)?),
+            MatrixElements::Int8 { codes, scales } => {
+                (parcel.put("matrix", codes)?, parcel.put("matrix", scales)?)
+            }
+            MatrixElements::Int4 { packed, scales } => {
+                (parcel.put("matrix", packed)?, parcel.put("matrix", scales)?)
+            }
         };
         parcel.send("matrix")?;
         let params = PackParams {

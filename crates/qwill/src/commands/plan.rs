@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use anyhow::Result;
-use qwill_device::{Precision, WeightFormat};
 use qwill_device::plan::MemoryPlan;
+use qwill_device::{Precision, WeightFormat};
 use qwill_model::PlanGroup;
 use serde_json::{Value, json};
 

@@ -85,7 +85,7 @@ fn wrong_gptq_tensors_are_named() {
         (
             "infinite scale",
             |t| put(t, "UP.scales", Owned::f16(&[1, 256], f32::INFINITY)),
-            &["scales` in model.safetensors", "inf at element 0", "finite"],
+            &["scales` in model.safetensors", "inf at output 0, group 0", "finite"],
         ),
         (
             "misshapen zero points",

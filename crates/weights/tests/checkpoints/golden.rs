@@ -59,6 +59,11 @@ fn checkpoint(
     quantization: &Value,
     parts: &[(&str, &str)],
 ) -> Result<Checkpoint, WeightsError> {
+    Checkpoint::embedded(files(scheme, quantization, parts))
+}
+
+/// The files of [`checkpoint`].
+fn files(scheme: &str, quantization: &Value, parts: &[(&str, &str)]) -> Vec<(&'static str, &'static [u8])> {
     let mut extra = Tensors::new();
     for (matrix, module, _, _) in MATRICES {
         for (to, from) in parts {
@@ -69,11 +74,39 @@ fn checkpoint(
     let config = fs::read(repository("models/tiny/config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&config).unwrap();
     config["quantization_config"] = quantization.clone();
-    Checkpoint::embedded(vec![
+    vec![
         ("config.json", config.to_string().into_bytes().leak()),
         ("model.safetensors", *REST),
         ("model_extra_tensors.safetensors", safetensors_file(&extra).leak()),
-    ])
+    ]
+}
+
+/// The tiny model on disk with its two matrices in each packing.
+pub(crate) fn packed_directories() -> Vec<tempfile::TempDir> {
+    let gptq = (
+        json!({"quant_method": "gptq"}),
+        vec![
+            ("qweight", "gptq.qweight"),
+            ("qzeros", "gptq.qzeros"),
+            ("scales", "gptq.scales"),
+            ("g_idx", "gptq.g_idx"),
+        ],
+    );
+    let compressed = (
+        json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
+        vec![("weight_packed", "ct.weight_packed"), ("weight_scale", "ct.weight_scale")],
+    );
+    let mut directories = Vec::new();
+    for (config, parts) in [gptq, compressed] {
+        for scheme in ["int4_signed", "int8"] {
+            let directory = tempfile::tempdir().unwrap();
+            for (name, bytes) in files(scheme, &config, &parts) {
+                fs::write(directory.path().join(name), bytes).unwrap();
+            }
+            directories.push(directory);
+        }
+    }
+    directories
 }
 
 /// What [`Checkpoint::matrix`] gives for both matrices equals the golden codes, scales and values.

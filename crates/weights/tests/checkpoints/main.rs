@@ -5,8 +5,10 @@
 mod broken;
 mod broken_packed;
 mod builder;
+mod cache;
 mod configs;
 mod fuzz;
 mod golden;
 mod random;
+mod stream;
 mod tiny;
