@@ -1,7 +1,7 @@
 //! Activations, KV pages and recurrent states in host memory, shared by both CPU devices.
 
 use qwill_device::batch::{CONV_RING, PAGE_TOKENS};
-use qwill_device::numeric::{bf16_to_f32, f32_to_bf16};
+use qwill_device::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, quantize_vector};
 use qwill_device::{CacheSpec, DeviceError, GdnState, KvPage, KvType, RING_TOKENS};
 
 /// Activations `[capacity_rows, cols]`, row-major f32.
@@ -42,15 +42,47 @@ impl Buffer {
 pub(crate) enum KvElements {
     F32(Vec<f32>),
     Bf16(Vec<u16>),
+    Int8(KvCodes),
+}
+
+/// Quantised vectors, the codes apart from the scales.
+#[derive(Debug, Clone)]
+pub(crate) struct KvCodes {
+    codes: Vec<i8>,
+    /// f16 bits, one per vector.
+    scales: Vec<u16>,
+    head_dim: usize,
+}
+
+impl KvCodes {
+    /// The vectors from `at` on, each with its scale.
+    pub(crate) fn vectors(&self, at: usize) -> impl Iterator<Item = (&[i8], f32)> {
+        let scales = self.scales[at / self.head_dim..].iter().map(|bits| f16_to_f32(*bits));
+        self.codes[at..].chunks_exact(self.head_dim).zip(scales)
+    }
+
+    /// Loads whole vectors, one after another.
+    fn load(&self, at: usize, out: &mut [f32]) {
+        for (out, (codes, scale)) in out.chunks_exact_mut(self.head_dim).zip(self.vectors(at)) {
+            for (value, code) in out.iter_mut().zip(codes) {
+                *value = f32::from(*code) * scale;
+            }
+        }
+    }
 }
 
 impl KvElements {
-    fn new(kv_type: KvType, elements: usize) -> Self {
+    fn new(kv_type: KvType, vectors: usize, head_dim: usize) -> Self {
+        let elements = vectors * head_dim;
         match kv_type {
             KvType::F32 => Self::F32(vec![0.0; elements]),
             KvType::Bf16 => Self::Bf16(vec![0; elements]),
+            KvType::Int8 => {
+                Self::Int8(KvCodes { codes: vec![0; elements], scales: vec![0; vectors], head_dim })
+            }
         }
     }
+    /// Stores one vector.
     pub(crate) fn store(&mut self, at: usize, values: &[f32]) {
         match self {
             Self::F32(data) => data[at..at + values.len()].copy_from_slice(values),
@@ -59,8 +91,13 @@ impl KvElements {
                     *slot = f32_to_bf16(*value);
                 }
             }
+            Self::Int8(data) => {
+                let codes = &mut data.codes[at..at + values.len()];
+                data.scales[at / data.head_dim] = quantize_vector(values, codes);
+            }
         }
     }
+    /// Loads whole vectors, one after another.
     pub(crate) fn load(&self, at: usize, out: &mut [f32]) {
         match self {
             Self::F32(data) => out.copy_from_slice(&data[at..at + out.len()]),
@@ -69,12 +106,19 @@ impl KvElements {
                     *value = bf16_to_f32(*bits);
                 }
             }
+            Self::Int8(data) => data.load(at, out),
         }
     }
+    /// Copies whole vectors.
     fn copy_within(&mut self, from: usize, to: usize, len: usize) {
         match self {
             Self::F32(data) => data.copy_within(from..from + len, to),
             Self::Bf16(data) => data.copy_within(from..from + len, to),
+            Self::Int8(data) => {
+                data.codes.copy_within(from..from + len, to);
+                let (from, to, len) = (from / data.head_dim, to / data.head_dim, len / data.head_dim);
+                data.scales.copy_within(from..from + len, to);
+            }
         }
     }
 }
@@ -107,13 +151,9 @@ pub struct Cache {
 
 impl Cache {
     pub(crate) fn new(spec: &CacheSpec) -> Self {
-        let kv_elements = spec.pages * PAGE_TOKENS * spec.attention.kv_columns();
-        let kv = (0..spec.kv_layers)
-            .map(|_| KvLayer {
-                keys: KvElements::new(spec.kv_type, kv_elements),
-                values: KvElements::new(spec.kv_type, kv_elements),
-            })
-            .collect();
+        let vectors = spec.pages * PAGE_TOKENS * spec.attention.kv_heads;
+        let elements = || KvElements::new(spec.kv_type, vectors, spec.attention.head_dim);
+        let kv = (0..spec.kv_layers).map(|_| KvLayer { keys: elements(), values: elements() }).collect();
         let states = (0..spec.gdn_layers)
             .map(|_| StateLayer {
                 base: vec![0.0; spec.slots * spec.gdn.state_elements()],

@@ -9,21 +9,40 @@ pub enum KvType {
     F32,
     /// 2 bytes an element.
     Bf16,
+    /// 1 byte an element and 2 bytes a vector: codes with one f16 scale per position and kv head, see
+    /// [`crate::numeric::quantize_vector`].
+    Int8,
 }
 
 impl KvType {
-    /// Bytes of one element.
-    pub fn bytes(self) -> usize {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
+
+    /// Bytes of one element, without its part of a scale.
+    pub fn element_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
+            Self::Int8 => 1,
         }
+    }
+    /// Bytes of the scale of one vector of `head_dim` elements.
+    pub fn scale_bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::Bf16 => 0,
+            Self::Int8 => 2,
+        }
+    }
+    /// Bytes of one vector, its scale included.
+    pub fn vector_bytes(self, head_dim: usize) -> usize {
+        head_dim * self.element_bytes() + self.scale_bytes()
     }
     /// Name used in flags and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
         }
     }
 }
@@ -50,8 +69,8 @@ pub struct CacheSpec {
 impl CacheSpec {
     /// Bytes of one page over all KV layers, keys and values.
     pub fn page_bytes(&self) -> u64 {
-        (self.kv_layers * 2 * crate::batch::PAGE_TOKENS * self.attention.kv_columns() * self.kv_type.bytes())
-            as u64
+        let vectors = self.kv_layers * 2 * crate::batch::PAGE_TOKENS * self.attention.kv_heads;
+        (vectors * self.kv_type.vector_bytes(self.attention.head_dim)) as u64
     }
     /// Bytes of one slot over all GDN layers: base state, ring and conv ring, all f32.
     pub fn slot_bytes(&self) -> u64 {
@@ -76,7 +95,7 @@ pub struct GdnState {
     pub conv: Vec<f32>,
 }
 
-/// One page of one KV layer, on the host, widened to f32.
+/// One page of one KV layer, on the host, widened to f32 and scaled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvPage {
     /// `[PAGE_TOKENS, kv_heads, head_dim]`, normed and rotated.

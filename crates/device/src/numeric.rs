@@ -87,9 +87,70 @@ pub fn f32_to_f16(value: f32) -> u16 {
     sign | ((rebased + round) >> 13) as u16 // a carry into infinity is the right rounding
 }
 
+/// Quantises a vector to int8 codes and returns the f16 bits of its scale, so that `code · scale` stands for a value.
+///
+/// The scale is `max|x| / 127` rounded to f16 (65504 at most), a code is `x / scale` rounded to the nearest, ties to even,
+/// within ±127. Where the scale is 0 (a vector of zeros, or of values below 127 · 2^-25), all codes are 0. A vector with
+/// a NaN or an infinity gets a NaN for a scale: what it holds cannot be mistaken for numbers.
+pub fn quantize_vector(values: &[f32], codes: &mut [i8]) -> u16 {
+    let finite = values.iter().all(|value| value.is_finite());
+    let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+    let bits = if finite { f32_to_f16((largest / 127.0).min(65_504.0)) } else { 0x7e00 };
+    let scale = f16_to_f32(bits);
+    for (code, value) in codes.iter_mut().zip(values) {
+        // The cast saturates only where the clamp has not already, and turns NaN into 0.
+        *code = if scale > 0.0 { (value / scale).round_ties_even().clamp(-127.0, 127.0) as i8 } else { 0 };
+    }
+    bits
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn quantized(values: &[f32]) -> (f32, Vec<i8>) {
+        let mut codes = vec![1; values.len()];
+        (f16_to_f32(quantize_vector(values, &mut codes)), codes)
+    }
+
+    #[test]
+    fn a_vector_of_multiples_of_its_scale_survives() {
+        let values: Vec<f32> = (-127i8..=127).map(|code| f32::from(code) * 0.25).collect();
+        assert_eq!(quantized(&values), (0.25, (-127..=127).collect()));
+        // 0.5 and 1.5 lie between two codes.
+        assert_eq!(quantized(&[127.0, 0.5, 1.5, -0.5, -1.5]), (1.0, vec![127, 0, 2, 0, -2]));
+    }
+
+    #[test]
+    fn no_value_is_further_from_its_code_than_half_a_step() {
+        let mut seed = 1u64;
+        for power in -20..=20 {
+            let values: Vec<f32> = (0..64)
+                .map(|_| {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    ((seed >> 40) as f32 / 8_388_608.0 - 1.0) * 2.0f32.powi(power)
+                })
+                .collect();
+            let (scale, codes) = quantized(&values);
+            let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+            for (value, code) in values.iter().zip(codes) {
+                // A scale is up to 2^-11 of itself too small, or 2^-25 where it is subnormal: the largest code is cut.
+                let allowed = scale / 2.0 + (largest / 2048.0).max(127.0 * 2.0f32.powi(-25));
+                assert!((value - f32::from(code) * scale).abs() <= allowed, "{value} as {code} of {scale}");
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_have_no_scale_and_what_is_no_number_stays_none() {
+        assert_eq!(quantized(&[0.0, -0.0]), (0.0, vec![0, 0]));
+        assert_eq!(quantized(&[1e-7, -1e-9]), (0.0, vec![0, 0]));
+        for bad in [f32::NAN, f32::INFINITY] {
+            let (scale, codes) = quantized(&[1.0, bad, -2.0]);
+            assert!(scale.is_nan() && codes == [0, 0, 0]);
+        }
+        assert_eq!(quantized(&[f32::MAX, -f32::MAX, 65_504.0]), (65_504.0, vec![127, -127, 1]));
+    }
 
     #[test]
     fn every_half_survives_the_round_trip() {

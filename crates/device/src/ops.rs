@@ -199,7 +199,8 @@ pub trait Device: Send + 'static {
     /// `projected` columns: per query head `query | gate`, then all keys, then all values
     /// ([`AttentionShape::projected`]). Writes `query[row]` = roped, normed queries `[query_heads · head_dim]`, and
     /// stores roped, normed keys and raw values at the row's position in pages of `kv_layer`, rounded to the KV
-    /// type. Norm: RMS over a head with `q_norm`/`k_norm` `[head_dim]`. RoPE: dims `i` and `i + rope_dims/2` of
+    /// type; [`crate::KvType::Int8`] quantises each head's vector by itself
+    /// ([`crate::numeric::quantize_vector`]), so that stored bits depend on the token alone. Norm: RMS over a head with `q_norm`/`k_norm` `[head_dim]`. RoPE: dims `i` and `i + rope_dims/2` of
     /// the first `rope_dims` turn by `θ = f32(position) · f32(rope_theta^(−2i/rope_dims))`, product in f32:
     /// `(a, b) → (a cos θ − b sin θ, b cos θ + a sin θ)`. Gates stay where they are.
     fn attention_prepare(
@@ -216,7 +217,7 @@ pub trait Device: Send + 'static {
 
     /// Causal softmax attention over the pages, then the sigmoid gate:
     /// `out[row][head] = σ(gate[row][head]) ⊙ Σ_p softmax_p(scale · query·key_p) value_p` over positions
-    /// `p ≤` the row's own. `projected` is the input of [`Device::attention_prepare`] (for the gates).
+    /// `p ≤` the row's own, with keys and values as they are stored. `projected` is the input of [`Device::attention_prepare`] (for the gates).
     fn attention(
         &mut self,
         batch: &Batch,
@@ -339,7 +340,7 @@ pub trait Device: Send + 'static {
     /// Reads one page of one layer.
     fn read_page(&mut self, cache: &Self::Cache, kv_layer: usize, page: usize)
     -> Result<KvPage, DeviceError>;
-    /// Writes one page of one layer, rounding to the KV type.
+    /// Writes one page of one layer, rounding to the KV type as [`Device::attention_prepare`] does.
     fn write_page(
         &mut self,
         cache: &mut Self::Cache,

@@ -15,14 +15,14 @@ fn options() -> impl Strategy<Value = PlanOptions> {
         prop::option::of(1usize..100),
         prop::option::of(1usize..40_000),
         prop::option::of(1usize..400_000),
-        any::<bool>(),
+        prop::sample::select(&KvType::ALL[..]),
         CHUNK_TOKENS..2048,
     );
-    counts.prop_map(|(max_sequences, max_context_tokens, kv_tokens, wide, prefill_rows)| PlanOptions {
+    counts.prop_map(|(max_sequences, max_context_tokens, kv_tokens, kv_type, prefill_rows)| PlanOptions {
         max_sequences,
         max_context_tokens,
         kv_tokens,
-        kv_type: if wide { KvType::F32 } else { KvType::Bf16 },
+        kv_type,
         prefill_rows,
     })
 }

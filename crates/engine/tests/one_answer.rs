@@ -121,6 +121,11 @@ fn on_the_fast_device_in_int4_with_int8_activations() {
 }
 
 #[test]
+fn on_the_fast_device_with_int8_keys_and_values() {
+    check(Setup::int8_kv(), || fast(Activations::Int8), &subjects(2), &[64, 128, 256]);
+}
+
+#[test]
 fn on_the_reference_device() {
     check(Setup::f32(), reference, &subjects(5), &[64]);
 }

@@ -202,4 +202,5 @@ fn loading_allocates_what_was_planned_and_steps_nothing() {
     check(Quantize::Int4, KvType::Bf16, Activations::Int8);
     check(Quantize::Int8, KvType::F32, Activations::F32);
     check(Quantize::None, KvType::Bf16, Activations::Bf16);
+    check(Quantize::Int4, KvType::Int8, Activations::Int8);
 }

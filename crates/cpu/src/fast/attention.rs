@@ -220,14 +220,22 @@ impl Heads<'_> {
 /// Tokens of a page that are widened to f32 at once: 16 KiB at the usual width, which the first-level cache holds.
 const WIDENED_TOKENS: usize = 16;
 
-/// One head's vectors in f32, widened into `memory` where they are stored narrower.
+/// One head's vectors of `dim` elements in f32, widened into `memory` where they are stored narrower.
 #[inline(always)]
-fn page_vectors<'a>(elements: &'a KvElements, at: usize, memory: &'a mut [f32]) -> &'a [f32] {
+fn page_vectors<'a>(elements: &'a KvElements, dim: usize, at: usize, memory: &'a mut [f32]) -> &'a [f32] {
     match elements {
         KvElements::F32(data) => &data[at..at + memory.len()],
         KvElements::Bf16(data) => {
             for (value, bits) in memory.iter_mut().zip(&data[at..]) {
                 *value = f32::from_bits(u32::from(*bits) << 16);
+            }
+            memory
+        }
+        KvElements::Int8(data) => {
+            for (out, (codes, scale)) in memory.chunks_exact_mut(dim).zip(data.vectors(at)) {
+                for (value, code) in out.iter_mut().zip(codes) {
+                    *value = f32::from(*code) * scale;
+                }
             }
             memory
         }
@@ -271,7 +279,7 @@ pub(super) fn attend_body<S: Simd>(
         let scores = &mut scores[first_query * PAGE_TOKENS..];
         for token in (0..tokens).step_by(WIDENED_TOKENS) {
             let some = WIDENED_TOKENS.min(tokens - token);
-            let keys = page_vectors(&heads.layer.keys, at + token * dim, &mut widened[..some * dim]);
+            let keys = page_vectors(&heads.layer.keys, dim, at + token * dim, &mut widened[..some * dim]);
             let scores = &mut scores[token..];
             gemm_transposed(simd, (seen, some, dim), gathered, dim, keys, dim, scores, PAGE_TOKENS);
         }
@@ -286,7 +294,7 @@ pub(super) fn attend_body<S: Simd>(
         }
         for token in (0..tokens).step_by(WIDENED_TOKENS) {
             let some = WIDENED_TOKENS.min(tokens - token);
-            let values = page_vectors(&heads.layer.values, at + token * dim, &mut widened[..some * dim]);
+            let values = page_vectors(&heads.layer.values, dim, at + token * dim, &mut widened[..some * dim]);
             let scores = &scores[token..];
             if row_tokens(first_query) >= token + some {
                 gemm(simd, (seen, dim, some), scores, PAGE_TOKENS, 1, values, dim, sums, dim, From::Old);

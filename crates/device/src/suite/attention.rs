@@ -219,7 +219,7 @@ fn each<D: Device, R: Device>(
     run: impl Fn(&mut Bench<'_, D, R>, &Geometry, KvType, Step) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     for geometry in &bench.options.geometries.clone() {
-        for kv_type in [KvType::F32, KvType::Bf16] {
+        for kv_type in KvType::ALL {
             for phase in [Phase::Prefill, Phase::Rows] {
                 for plans in span_sets(&mut bench.random, phase, geometry, far(&geometry.attention)) {
                     let step = batches::step(&mut bench.random, phase, &plans, 100);

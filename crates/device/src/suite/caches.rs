@@ -2,7 +2,7 @@
 
 use super::{Bench, Failure, Random};
 use crate::batch::{CONV_RING, PAGE_TOKENS};
-use crate::numeric::{bf16_to_f32, f32_to_bf16};
+use crate::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, quantize_vector};
 use crate::{CacheSpec, Device, GdnState, Geometry, KvPage, KvType, RING_TOKENS};
 
 /// What a cache should hold: `[layer][slot]` and `[layer][page]`.
@@ -53,6 +53,13 @@ fn random_state(random: &mut Random, spec: &CacheSpec) -> GdnState {
     }
 }
 
+/// A head's vector as it is after quantising.
+fn through_codes(values: &[f32]) -> Vec<f32> {
+    let mut codes = vec![0; values.len()];
+    let scale = f16_to_f32(quantize_vector(values, &mut codes));
+    codes.into_iter().map(|code| f32::from(code) * scale).collect()
+}
+
 /// A page whose values the KV type can hold, and the one to write for it.
 fn random_page(random: &mut Random, spec: &CacheSpec) -> (KvPage, KvPage) {
     let elements = PAGE_TOKENS * spec.attention.kv_columns();
@@ -60,6 +67,7 @@ fn random_page(random: &mut Random, spec: &CacheSpec) -> (KvPage, KvPage) {
     let stored = |values: &[f32]| match spec.kv_type {
         KvType::F32 => values.to_vec(),
         KvType::Bf16 => values.iter().map(|value| bf16_to_f32(f32_to_bf16(*value))).collect(),
+        KvType::Int8 => values.chunks(spec.attention.head_dim).flat_map(through_codes).collect(),
     };
     (KvPage { keys: stored(&written.keys), values: stored(&written.values) }, written)
 }
@@ -125,7 +133,7 @@ fn check_one<D: Device>(device: &mut D, random: &mut Random, spec: &CacheSpec) -
 
 pub(super) fn caches<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
     for geometry in &bench.options.geometries.clone() {
-        for kv_type in [KvType::F32, KvType::Bf16] {
+        for kv_type in KvType::ALL {
             let spec = small_spec(geometry, kv_type);
             let describe = |failure: Failure| failure.within(&format!("{spec:?}"));
             check_one(bench.reference, &mut bench.random, &spec).map_err(describe)?;

@@ -34,11 +34,14 @@ pub struct Tolerance {
     pub bf16: f32,
     /// Of int8 products whose inputs the op computed itself: a code may be one step off.
     pub int8: f32,
+    /// Of keys that the op computed and quantised: a code may be one step off. A step is 1/127 of the largest element,
+    /// which is up to 10 times the root mean square here.
+    pub int8_kv: f32,
 }
 
 impl Default for Tolerance {
     fn default() -> Self {
-        Self { f32: 2e-5, bf16: 1e-2, int8: 4e-3 }
+        Self { f32: 2e-5, bf16: 1e-2, int8: 4e-3, int8_kv: 0.08 }
     }
 }
 

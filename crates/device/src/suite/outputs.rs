@@ -24,7 +24,7 @@ pub(super) enum Closeness {
     ChainedRounded,
     /// Products of inputs that the op itself rounded first: a rounding may fall the other way.
     Requantised,
-    /// Stored keys and values, in bfloat16 or f32.
+    /// Stored keys and values.
     Stored(crate::KvType),
     /// [`Closeness::ChainedRounded`] computed from keys and values that the device stored itself, as
     /// [`Closeness::Stored`]: where one is a rounding step off, the results are off as well.
@@ -42,9 +42,15 @@ impl Closeness {
             Self::Requantised if activations == Activations::Int8 => tolerance.int8,
             Self::Rounded | Self::Requantised => rounded,
             Self::Stored(crate::KvType::Bf16) => tolerance.bf16,
+            Self::Stored(crate::KvType::Int8) => tolerance.int8_kv,
             Self::FromStored(kv_type) => {
                 let chained = Self::ChainedRounded.tolerance(activations, tolerance);
-                chained.max(Self::Stored(kv_type).tolerance(activations, tolerance))
+                let stored = match kv_type {
+                    // One code of one key: its part of a score, after the scaling of scores.
+                    crate::KvType::Int8 => 0.25 * tolerance.int8_kv,
+                    exact => Self::Stored(exact).tolerance(activations, tolerance),
+                };
+                chained.max(stored)
             }
         }
     }

@@ -64,6 +64,10 @@ impl Setup {
         Self::rounded(Quantize::Int4)
     }
 
+    pub(crate) fn int8_kv() -> Self {
+        Self { kv_type: KvType::Int8, ..Self::int4() }
+    }
+
     fn engine_options(self) -> EngineOptions {
         EngineOptions {
             model_names: vec!["tiny".into()],

@@ -55,6 +55,8 @@ pub(crate) enum KvChoice {
     F32,
     /// 2 bytes a value: twice the context in the same memory
     Bf16,
+    /// 1 byte a value and a scale per head and token: four times the context in the same memory
+    Int8,
 }
 
 impl From<KvChoice> for KvType {
@@ -62,6 +64,7 @@ impl From<KvChoice> for KvType {
         match choice {
             KvChoice::F32 => Self::F32,
             KvChoice::Bf16 => Self::Bf16,
+            KvChoice::Int8 => Self::Int8,
         }
     }
 }
