@@ -122,7 +122,7 @@ fn run(options: &Options) -> Result<usize, String> {
 fn jobs(options: &Options) -> Result<Vec<Job>, String> {
     let (mut builds, mut seen) = (Vec::new(), BTreeSet::new());
     for geometry in &options.geometries {
-        for build in units_of(geometry, &[KvType::Bf16, KvType::F32])? {
+        for build in units_of(geometry, &KvType::ALL)? {
             if seen.insert(build.describe()) {
                 builds.push(build);
             }

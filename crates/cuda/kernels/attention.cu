@@ -1,27 +1,35 @@
 // Attention of one layer: q/k norm with RoPE and KV append; softmax over pages, split over positions; the gate.
-// Compiled for: HEAD_DIM (a multiple of 8, at most 256), ROPE_DIMS, QUERY_HEADS, KV_HEADS, KV_F32.
-#include "common.cuh"
+// Compiled for: HEAD_DIM (a multiple of 8, at most 256), ROPE_DIMS, QUERY_HEADS, KV_HEADS, KV_TYPE.
+#include "attention.cuh"
 
-#define HEADS_PER_KV (QUERY_HEADS / KV_HEADS)
 #define MAX_SPLITS 32
 #define PARTIAL (HEAD_DIM + 2) // weighted sum of values, maximum, sum of weights
 #define WARPS 4
+#define SCORES_AT_ONCE (KV_TYPE == KV_F32 ? 1 : 2) // what registers allow
 
-#if KV_F32
-#define SCORES_AT_ONCE 1 // what registers allow
-typedef float kv;
-__device__ __forceinline__ kv to_kv(float x) { return x; }
-__device__ __forceinline__ float from_kv(kv x) { return x; }
+// A warp stores a vector. Int8: scale max|x| / 127 in f16, codes x / scale to the nearest even, NaN for a scale where
+// something is not finite (`quantize_vector` in numeric.rs).
+__device__ __forceinline__ void store_vector(kv *elements, u16 *scales, size_t vector, const float *x, u32 lane) {
+    kv *to = elements + vector * HEAD_DIM;
+#if KV_TYPE == KV_INT8
+    float largest = 0.0f;
+    bool finite = true;
+    for (u32 i = lane; i < HEAD_DIM; i += 32) {
+        largest = fmaxf(largest, fabsf(x[i]));
+        finite = finite && fabsf(x[i]) < INFINITY_F32;
+    }
+    largest = warp_max(largest);
+    finite = __all_sync(0xffffffffu, finite);
+    u16 bits = finite ? f32_to_f16(fminf(largest / 127.0f, 65504.0f)) : 0x7e00;
+    float scale = f16_to_f32(bits);
+    for (u32 i = lane; i < HEAD_DIM; i += 32)
+        to[i] = scale > 0.0f ? (i8)fminf(fmaxf(rintf(x[i] / scale), -127.0f), 127.0f) : (i8)0;
+    if (lane == 0) scales[vector] = bits;
+#elif KV_TYPE == KV_BF16
+    for (u32 i = lane; i < HEAD_DIM; i += 32) to[i] = f32_to_bf16(x[i]);
 #else
-#define SCORES_AT_ONCE 2
-typedef u16 kv;
-__device__ __forceinline__ kv to_kv(float x) { return f32_to_bf16(x); }
-__device__ __forceinline__ float from_kv(kv x) { return bf16_to_f32(x); }
+    for (u32 i = lane; i < HEAD_DIM; i += 32) to[i] = x[i];
 #endif
-
-// Keys and values of a layer are `[pages, KV_HEADS, PAGE_TOKENS, HEAD_DIM]`: a head of a page is contiguous.
-__device__ __forceinline__ size_t page_offset(u32 page, u32 kv_head) {
-    return ((size_t)page * KV_HEADS + kv_head) * (PAGE_TOKENS * HEAD_DIM);
 }
 
 struct PrepareParams {
@@ -31,8 +39,7 @@ struct PrepareParams {
     const float *k_norm;
     const float *inverse; // `[ROPE_DIMS / 2]`
     activation *query;
-    kv *keys;
-    kv *values;
+    Kv kv;
     u32 projected_cols, query_cols;
     float eps;
 };
@@ -69,20 +76,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) prepare(const PreparePa
         return;
     }
     u32 page = p.step.page_table[span.first_page + position / PAGE_TOKENS];
-    size_t at = page_offset(page, kv_head) + position % PAGE_TOKENS * HEAD_DIM;
+    size_t vector = first_vector(page, kv_head) + position % PAGE_TOKENS;
     const activation *value = input + (2 * QUERY_HEADS + KV_HEADS + kv_head) * HEAD_DIM;
-    for (u32 i = lane; i < HEAD_DIM; i += 32) {
-        p.keys[at + i] = to_kv(head[i]);
-        p.values[at + i] = to_kv(from_activation(value[i]));
-    }
+    store_vector(p.kv.keys, p.kv.key_scales, vector, head, lane);
+    for (u32 i = lane; i < HEAD_DIM; i += 32) head[i] = from_activation(value[i]); // each lane's own
+    store_vector(p.kv.values, p.kv.value_scales, vector, head, lane);
 }
 
 struct AttendParams {
     Step step;
     const activation *query;
     const activation *projected;
-    const kv *keys;
-    const kv *values;
+    Kv kv;
     float *partials; // `[rows of this launch, QUERY_HEADS, MAX_SPLITS, PARTIAL]`
     activation *out;
     u32 first_row, query_cols, projected_cols, out_cols;
@@ -93,10 +98,20 @@ struct AttendParams {
 // depend on the company.
 __device__ __forceinline__ u32 pages_per_split(u32 pages) { return (pages + MAX_SPLITS - 1) / MAX_SPLITS; }
 
+// Four codes as f32, exact: a byte with its top bit flipped is the low mantissa of 2^23.
+__device__ __forceinline__ void widen_codes(u32 codes, float *to) {
+    codes ^= 0x80808080u;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) to[i] = __uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7440 + i)) - 8388736.0f;
+}
+
 __device__ __forceinline__ void load_eight(const kv *from, float (&to)[8]) {
-#if KV_F32
+#if KV_TYPE == KV_F32
     float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
     to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+#elif KV_TYPE == KV_INT8
+    uint2 v = *(const uint2 *)from;
+    widen_codes(v.x, to), widen_codes(v.y, to + 4);
 #else
     uint4 v = *(const uint4 *)from;
     to[0] = low_bf16(v.x), to[1] = high_bf16(v.x), to[2] = low_bf16(v.y), to[3] = high_bf16(v.y);
@@ -105,7 +120,8 @@ __device__ __forceinline__ void load_eight(const kv *from, float (&to)[8]) {
 }
 
 // One row, one kv head with all its query heads, one split of the positions, page after page with a running maximum.
-// Scores: a warp per position, eight dims a lane. Values: two columns a thread. grid (MAX_SPLITS, KV_HEADS, rows)
+// Scores: a warp per position, eight dims a lane. Values: two columns a thread. Scales of keys multiply the scores,
+// scales of values the weights. grid (MAX_SPLITS, KV_HEADS, rows)
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) attend(const AttendParams p) {
     start_in_order();
     __shared__ float scores[HEADS_PER_KV][PAGE_TOKENS];
@@ -134,20 +150,26 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) attend(const AttendP
     u32 col = threadIdx.x * 2;
 
     for (u32 logical = first; logical < end; logical++) {
-        size_t at = page_offset(p.step.page_table[span.first_page + logical], kv_head);
+        size_t vector = first_vector(p.step.page_table[span.first_page + logical], kv_head);
         u32 count = min(PAGE_TOKENS, positions - logical * PAGE_TOKENS);
 #pragma unroll SCORES_AT_ONCE
         for (u32 i = warp; i < count; i += WARPS) {
             float key[8];
 #pragma unroll
             for (int d = 0; d < 8; d++) key[d] = 0.0f;
-            if (has_dims) load_eight(p.keys + at + i * HEAD_DIM + lane * 8, key);
+            if (has_dims) load_eight(p.kv.keys + (vector + i) * HEAD_DIM + lane * 8, key);
+#if KV_TYPE == KV_INT8
+            float key_scale = f16_to_f32(p.kv.key_scales[vector + i]);
+#endif
 #pragma unroll
             for (int h = 0; h < HEADS_PER_KV; h++) {
                 float dot = 0.0f;
 #pragma unroll
                 for (int d = 0; d < 8; d++) dot = fmaf(q[h][d], key[d], dot);
                 dot = warp_sum(dot);
+#if KV_TYPE == KV_INT8
+                dot *= key_scale;
+#endif
                 if (lane == 0) scores[h][i] = dot;
             }
         }
@@ -155,16 +177,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) attend(const AttendP
         for (u32 h = warp; h < HEADS_PER_KV; h += WARPS) {
             float a = lane < count ? scores[h][lane] : -INFINITY_F32;
             float b = lane + 32 < count ? scores[h][lane + 32] : -INFINITY_F32;
-            float largest = fmaxf(a, b);
-#pragma unroll
-            for (int offset = 16; offset > 0; offset >>= 1)
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-            float before = maxima[h];
-            largest = fmaxf(largest, before);
+            float before = maxima[h], largest = fmaxf(warp_max(fmaxf(a, b)), before);
             a = lane < count ? expf(a - largest) : 0.0f;
             b = lane + 32 < count ? expf(b - largest) : 0.0f;
-            scores[h][lane] = a, scores[h][lane + 32] = b;
             float sum = warp_sum(a + b);
+#if KV_TYPE == KV_INT8
+            if (lane < count) a *= f16_to_f32(p.kv.value_scales[vector + lane]);
+            if (lane + 32 < count) b *= f16_to_f32(p.kv.value_scales[vector + lane + 32]);
+#endif
+            scores[h][lane] = a, scores[h][lane + 32] = b;
             __syncwarp();
             if (lane == 0) {
                 float factor = expf(before - largest);
@@ -175,12 +196,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) attend(const AttendP
         if (col < HEAD_DIM) {
 #pragma unroll
             for (int h = 0; h < HEADS_PER_KV; h++) out[h][0] *= factors[h], out[h][1] *= factors[h];
-            const kv *value = p.values + at + col;
+            const kv *value = p.kv.values + vector * HEAD_DIM + col;
 #pragma unroll 8
             for (u32 i = 0; i < count; i++) {
-#if KV_F32
+#if KV_TYPE == KV_F32
                 float2 v = *(const float2 *)(value + i * HEAD_DIM);
                 float v0 = v.x, v1 = v.y;
+#elif KV_TYPE == KV_INT8
+                u32 v = *(const u16 *)(value + i * HEAD_DIM) ^ 0x8080u;
+                float v0 = __uint_as_float(0x4b000000u | (v & 255)) - 8388736.0f;
+                float v1 = __uint_as_float(0x4b000000u | v >> 8) - 8388736.0f;
 #else
                 u32 v = *(const u32 *)(value + i * HEAD_DIM);
                 float v0 = low_bf16(v), v1 = high_bf16(v);

@@ -27,6 +27,11 @@ __device__ __forceinline__ float f16_to_f32(u16 bits) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;
 }
+__device__ __forceinline__ u16 f32_to_f16(float value) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
 __device__ __forceinline__ float low_bf16(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_bf16(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
@@ -38,6 +43,14 @@ __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset >>= 1) value += __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+}
+
+// Maximum over a warp, in every lane.
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1)
+        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
     return value;
 }
 

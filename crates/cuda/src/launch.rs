@@ -57,6 +57,16 @@ pub(crate) struct StepParams {
     pub(crate) page_table: u64,
 }
 
+/// `struct Kv` of attention.cu.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KvParams {
+    pub(crate) keys: u64,
+    pub(crate) values: u64,
+    pub(crate) key_scales: u64,
+    pub(crate) value_scales: u64,
+}
+
 params! {
     /// rows.cu, `embed`.
     EmbedParams { table: MatrixParams, tokens: u64, out: u64, out_cols: u32, }
@@ -88,12 +98,12 @@ params! {
     }
     /// attention.cu, `prepare`.
     AttentionPrepareParams {
-        step: StepParams, projected: u64, q_norm: u64, k_norm: u64, inverse: u64, query: u64, keys: u64, values: u64,
+        step: StepParams, projected: u64, q_norm: u64, k_norm: u64, inverse: u64, query: u64, kv: KvParams,
         projected_cols: u32, query_cols: u32, eps: f32,
     }
     /// attention.cu, `attend` and `combine`.
     AttendParams {
-        step: StepParams, query: u64, projected: u64, keys: u64, values: u64, partials: u64, out: u64,
+        step: StepParams, query: u64, projected: u64, kv: KvParams, partials: u64, out: u64,
         first_row: u32, query_cols: u32, projected_cols: u32, out_cols: u32, scale: f32,
     }
     /// gdn.cu, `prepare` and `remember`.

@@ -8,7 +8,7 @@ use libloading::Library;
 
 use crate::KernelError;
 use crate::nvrtc_search::CudaVersion;
-use crate::unit::{HEADER, UnitBuild};
+use crate::unit::{HEADERS, UnitBuild};
 
 type Program = *mut c_void;
 type CreateProgram = unsafe extern "C" fn(
@@ -202,17 +202,21 @@ impl<'a> OpenProgram<'a> {
         let fail = |reason: String| KernelError::Library { library: nvrtc.name.clone(), reason };
         let text = |text: &str| CString::new(text).map_err(|error| fail(error.to_string()));
         let (source, name) = (text(build.unit.source)?, text(&format!("{}.cu", build.unit.name))?);
-        let (header, header_name) = (text(HEADER.1)?, text(HEADER.0)?);
+        let texts = |texts: Vec<&str>| texts.into_iter().map(text).collect::<Result<Vec<_>, _>>();
+        let contents = texts(HEADERS.iter().map(|header| header.1).collect())?;
+        let names = texts(HEADERS.iter().map(|header| header.0).collect())?;
+        let pointers =
+            |texts: &[CString]| -> Vec<*const c_char> { texts.iter().map(|text| text.as_ptr()).collect() };
         let mut program: Program = std::ptr::null_mut();
-        // SAFETY: all strings outlive the call, which copies them; one header, as the arrays have.
+        // SAFETY: all strings outlive the call, which copies them; both arrays have as many as there are headers.
         let status = unsafe {
             (nvrtc.functions.create)(
                 &raw mut program,
                 source.as_ptr(),
                 name.as_ptr(),
-                1,
-                [header.as_ptr()].as_ptr(),
-                [header_name.as_ptr()].as_ptr(),
+                HEADERS.len() as c_int,
+                pointers(&contents).as_ptr(),
+                pointers(&names).as_ptr(),
             )
         };
         nvrtc.functions.check(status).map_err(fail)?;

@@ -16,8 +16,11 @@ pub struct Unit {
     pub kernels: &'static [&'static str],
 }
 
-/// The header that all units include.
-pub(crate) const HEADER: (&str, &str) = ("common.cuh", include_str!("../kernels/common.cuh"));
+/// The headers that units include: name and text.
+pub(crate) const HEADERS: [(&str, &str); 2] = [
+    ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("attention.cuh", include_str!("../kernels/attention.cuh")),
+];
 
 pub(crate) const ROWS: Unit = Unit {
     name: "rows",
@@ -72,14 +75,14 @@ impl UnitBuild {
         text
     }
 
-    /// What identifies the compiled code but for the compiler: source, header, constants and architecture, as hex.
+    /// What identifies the compiled code but for the compiler: source, headers, constants and architecture, as hex.
     pub fn key(&self, sm: u32) -> String {
         let mut hash = Sha256::new();
         let constants = self.defines.iter().map(|(name, value)| format!("{name}={value}"));
-        for part in
-            [self.unit.name.to_owned(), self.unit.source.to_owned(), HEADER.1.to_owned(), sm.to_string()]
-                .into_iter()
-                .chain(constants)
+        for part in [self.unit.name.to_owned(), self.unit.source.to_owned(), sm.to_string()]
+            .into_iter()
+            .chain(HEADERS.map(|header| header.1.to_owned()))
+            .chain(constants)
         {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
@@ -93,6 +96,15 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+/// `KV_F32`, `KV_BF16` and `KV_INT8` of attention.cu.
+fn kv_constant(kv_type: KvType) -> usize {
+    match kv_type {
+        KvType::F32 => 0,
+        KvType::Bf16 => 1,
+        KvType::Int8 => 2,
+    }
 }
 
 /// The attention kernels of a shape; an error where the kernels cannot take it.
@@ -110,7 +122,7 @@ pub fn attention_unit(shape: &AttentionShape, kv_type: KvType) -> Result<UnitBui
         ("ROPE_DIMS", rope_dims),
         ("QUERY_HEADS", query_heads),
         ("KV_HEADS", kv_heads),
-        ("KV_F32", usize::from(kv_type == KvType::F32)),
+        ("KV_TYPE", kv_constant(kv_type)),
     ];
     Ok(UnitBuild { unit: ATTENTION, defines })
 }

@@ -1,11 +1,12 @@
-//! The GPU against the reference, every op. Without a GPU it says so and passes: the machine has nothing to test.
+//! The GPU against the reference, every op, or those that `QWILL_SUITE_CASES` names (`attention,caches`). Without a GPU it
+//! says so and passes: the machine has nothing to test.
 
 mod common;
 
 use common::{device, options};
 use qwill_cpu::ReferenceDevice;
 use qwill_cuda::{CudaDevice, CudaOptions};
-use qwill_device::suite::{self, SuiteOptions, odd_geometry};
+use qwill_device::suite::{self, SuiteOptions, SuiteReport, odd_geometry};
 use qwill_device::{Activations, Device, Geometry, Precision};
 
 fn check(geometry: Geometry) {
@@ -13,7 +14,18 @@ fn check(geometry: Geometry) {
     let mut reference = ReferenceDevice::new(Activations::Bf16);
     let name = geometry.name.clone();
     let options = SuiteOptions { seed: 7, geometries: vec![geometry], ..SuiteOptions::default() };
-    let report = suite::run(&mut device, &mut reference, &options);
+    let report = match std::env::var("QWILL_SUITE_CASES") {
+        Ok(names) => SuiteReport {
+            device: device.facts().name,
+            seed: options.seed,
+            cases: names
+                .split(',')
+                .map(|case| suite::run_case(case, &mut device, &mut reference, &options))
+                .collect::<Option<_>>()
+                .expect("names of cases"),
+        },
+        Err(_) => suite::run(&mut device, &mut reference, &options),
+    };
     println!("{name}: {report}");
     assert!(report.passed(), "{name}: {report}");
 }

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use qwill_device::{AttentionShape, Batch, DeviceError};
+use qwill_device::{AttentionShape, Batch, CacheSpec, DeviceError};
 
-use super::{Check, CudaBuffer, CudaCache, CudaDevice, CudaVector};
-use crate::driver::{Extent, Function, Module};
+use super::{Check, CudaBuffer, CudaCache, CudaDevice, CudaVector, load};
+use crate::KernelStore;
+use crate::driver::{Driver, Extent, Function};
 use crate::launch::{AttendParams, AttentionPrepareParams};
+use crate::unit::attention_unit;
 
 /// Rows of a launch at most: bounds the memory for the parts.
 const LAUNCH_ROWS: usize = 64;
@@ -24,7 +26,14 @@ pub(super) struct AttentionKernels {
 }
 
 impl AttentionKernels {
-    pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
+    pub(super) fn new(
+        driver: &Arc<Driver>,
+        store: &KernelStore,
+        spec: &CacheSpec,
+    ) -> Result<Self, DeviceError> {
+        let (shape, kv_type) = (&spec.attention, spec.kv_type);
+        let build = attention_unit(shape, kv_type).map_err(|reason| DeviceError::shape("cache", reason))?;
+        let module = load(driver, store, &build)?;
         Ok(Self {
             prepare: module.early_function("prepare", 0)?,
             attend: module.early_function("attend", 0)?,
@@ -65,8 +74,7 @@ impl CudaDevice {
             k_norm: k_norm.memory.address(),
             inverse: layer.inverse,
             query: query.memory.address(),
-            keys: layer.keys,
-            values: layer.values,
+            kv: layer.kv,
             projected_cols: projected.stride as u32,
             query_cols: query.stride as u32,
             eps: shape.norm_eps,
@@ -95,16 +103,15 @@ impl CudaDevice {
         check.buffer("projected", projected, batch.rows(), shape.projected())?;
         check.buffer("out", out, batch.rows(), shape.query_columns())?;
         let layer = cache.kv_layer(check, kv_layer)?;
-        let partials = self.partials.at_least(&self.driver, partial_bytes(shape))?.address();
         let step = self.step.params(check.0, batch)?;
+        let partials = self.partials.at_least(&self.driver, partial_bytes(shape))?.address();
         for first_row in (0..batch.rows()).step_by(LAUNCH_ROWS) {
             let rows = LAUNCH_ROWS.min(batch.rows() - first_row);
             let params = AttendParams {
                 step,
                 query: query.memory.address(),
                 projected: projected.memory.address(),
-                keys: layer.keys,
-                values: layer.values,
+                kv: layer.kv,
                 partials,
                 out: out.memory.address(),
                 first_row: first_row as u32,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use qwill_device::batch::{CONV_RING, PAGE_TOKENS};
-use qwill_device::numeric::{bf16_to_f32, f32_to_bf16};
+use qwill_device::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, quantize_vector};
 use qwill_device::{AttentionShape, CacheSpec, DeviceError, GdnState, KvPage, KvType, RING_TOKENS};
 
 use super::attention::AttentionKernels;
@@ -11,7 +11,8 @@ use super::gdn::GdnKernels;
 use super::{Check, load};
 use crate::KernelStore;
 use crate::driver::{Driver, Memory};
-use crate::unit::{attention_unit, gdn_unit};
+use crate::launch::KvParams;
+use crate::unit::gdn_unit;
 
 /// The caches of a model, with the kernels for their shapes.
 #[derive(Debug)]
@@ -21,14 +22,22 @@ pub struct CudaCache {
     gdn: Option<States>,
 }
 
-/// `[kv_layers, pages, kv_heads, PAGE_TOKENS, head_dim]` each.
 #[derive(Debug)]
 struct Pages {
-    keys: Memory,
-    values: Memory,
+    keys: Vectors,
+    values: Vectors,
     /// RoPE's `rope_theta^(−2i/rope_dims)`.
     inverse: Memory,
     kernels: AttentionKernels,
+}
+
+/// Keys or values. Codes apart from scales, so that every vector begins at a multiple of its own size.
+#[derive(Debug)]
+struct Vectors {
+    /// `[kv_layers, pages, kv_heads, PAGE_TOKENS, head_dim]`.
+    elements: Memory,
+    /// `[kv_layers, pages, kv_heads, PAGE_TOKENS]` f16; empty where the type has none.
+    scales: Memory,
 }
 
 /// `[gdn_layers, slots, …]` f32 each: base states, rings, conv rings.
@@ -42,8 +51,7 @@ struct States {
 
 /// One KV layer, for the ops.
 pub(super) struct KvLayer<'a> {
-    pub(super) keys: u64,
-    pub(super) values: u64,
+    pub(super) kv: KvParams,
     pub(super) inverse: u64,
     pub(super) kernels: &'a AttentionKernels,
 }
@@ -56,16 +64,94 @@ pub(super) struct GdnLayer<'a> {
     pub(super) kernels: &'a GdnKernels,
 }
 
+impl Vectors {
+    fn new(driver: &Arc<Driver>, spec: &CacheSpec, what: &str) -> Result<Self, DeviceError> {
+        let pages = (spec.kv_layers * spec.pages) as u64;
+        Ok(Self {
+            elements: driver.allocate(what, pages * page_element_bytes(spec))?,
+            scales: driver.allocate(&format!("scales of {what}"), pages * page_scale_bytes(spec))?,
+        })
+    }
+
+    /// One page of one layer, the `index`th in memory, as f32 in the order of the memory.
+    fn read(&self, spec: &CacheSpec, op: &'static str, index: u64) -> Result<Vec<f32>, DeviceError> {
+        let (elements, len) = (&self.elements, page_vectors(spec) * spec.attention.head_dim);
+        let at = index * page_element_bytes(spec);
+        Ok(match spec.kv_type {
+            KvType::F32 => elements.read(op, at, len)?,
+            KvType::Bf16 => elements.read(op, at, len)?.into_iter().map(bf16_to_f32).collect(),
+            KvType::Int8 => {
+                let codes: Vec<i8> = elements.read(op, at, len)?;
+                let scales: Vec<u16> =
+                    self.scales.read(op, index * page_scale_bytes(spec), page_vectors(spec))?;
+                let vectors = codes.chunks(spec.attention.head_dim).zip(scales);
+                let scaled = |(codes, scale): (&[i8], u16)| -> Vec<f32> {
+                    codes.iter().map(|code| f32::from(*code) * f16_to_f32(scale)).collect()
+                };
+                vectors.flat_map(scaled).collect()
+            }
+        })
+    }
+
+    /// The reverse of [`Self::read`].
+    fn write(
+        &self,
+        spec: &CacheSpec,
+        op: &'static str,
+        index: u64,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        let at = index * page_element_bytes(spec);
+        match spec.kv_type {
+            KvType::F32 => self.elements.write(op, at, values),
+            KvType::Bf16 => {
+                let bits: Vec<u16> = values.iter().copied().map(f32_to_bf16).collect();
+                self.elements.write(op, at, &bits)
+            }
+            KvType::Int8 => {
+                let dim = spec.attention.head_dim;
+                let mut codes = vec![0i8; values.len()];
+                let vectors = values.chunks(dim).zip(codes.chunks_mut(dim));
+                let scales: Vec<u16> =
+                    vectors.map(|(values, codes)| quantize_vector(values, codes)).collect();
+                self.elements.write(op, at, &codes)?;
+                self.scales.write(op, index * page_scale_bytes(spec), &scales)
+            }
+        }
+    }
+
+    /// Copies one page of one layer.
+    fn copy(&self, spec: &CacheSpec, op: &'static str, from: u64, to: u64) -> Result<(), DeviceError> {
+        for (memory, bytes) in
+            [(&self.elements, page_element_bytes(spec)), (&self.scales, page_scale_bytes(spec))]
+        {
+            if bytes > 0 {
+                memory.copy_within(op, from * bytes, to * bytes, bytes)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Vectors of one page of one layer, keys or values.
+fn page_vectors(spec: &CacheSpec) -> usize {
+    PAGE_TOKENS * spec.attention.kv_heads
+}
+fn page_element_bytes(spec: &CacheSpec) -> u64 {
+    (page_vectors(spec) * spec.attention.head_dim * spec.kv_type.element_bytes()) as u64
+}
+fn page_scale_bytes(spec: &CacheSpec) -> u64 {
+    (page_vectors(spec) * spec.kv_type.scale_bytes()) as u64
+}
+
 impl Pages {
     fn new(driver: &Arc<Driver>, store: &KernelStore, spec: &CacheSpec) -> Result<Self, DeviceError> {
-        let build = attention_unit(&spec.attention, spec.kv_type);
-        let build = build.map_err(|reason| DeviceError::shape("cache", reason))?;
         let inverse = inverse_frequencies(&spec.attention);
         let pages = Self {
-            keys: driver.allocate("keys", spec.page_bytes() / 2 * spec.pages as u64)?,
-            values: driver.allocate("values", spec.page_bytes() / 2 * spec.pages as u64)?,
+            keys: Vectors::new(driver, spec, "keys")?,
+            values: Vectors::new(driver, spec, "values")?,
             inverse: driver.allocate("RoPE frequencies", inverse.len() as u64 * 4)?,
-            kernels: AttentionKernels::new(&load(driver, store, &build)?)?,
+            kernels: AttentionKernels::new(driver, store, spec)?,
         };
         pages.inverse.write("cache", 0, &inverse)?;
         Ok(pages)
@@ -125,10 +211,16 @@ impl CudaCache {
 
     pub(super) fn kv_layer(&self, check: Check, layer: usize) -> Result<KvLayer<'_>, DeviceError> {
         let pages = self.pages(check, layer, 0)?;
-        let offset = self.page_offset(layer, 0);
+        let first = self.page_index(layer, 0);
+        let (elements, scales) =
+            (first * page_element_bytes(&self.spec), first * page_scale_bytes(&self.spec));
         Ok(KvLayer {
-            keys: pages.keys.address() + offset,
-            values: pages.values.address() + offset,
+            kv: KvParams {
+                keys: pages.keys.elements.address() + elements,
+                values: pages.values.elements.address() + elements,
+                key_scales: pages.keys.scales.address() + scales,
+                value_scales: pages.values.scales.address() + scales,
+            },
             inverse: pages.inverse.address(),
             kernels: &pages.kernels,
         })
@@ -159,16 +251,9 @@ impl CudaCache {
         self.gdn.as_ref().ok_or_else(|| DeviceError::shape(check.0, outside()))
     }
 
-    /// Elements of one page of one layer, keys or values.
-    fn page_elements(&self) -> usize {
-        PAGE_TOKENS * self.spec.attention.kv_columns()
-    }
-    /// Bytes of one page of one layer, keys or values.
-    fn page_bytes(&self) -> u64 {
-        (self.page_elements() * self.spec.kv_type.bytes()) as u64
-    }
-    fn page_offset(&self, layer: usize, page: usize) -> u64 {
-        (layer as u64 * self.spec.pages as u64 + page as u64) * self.page_bytes()
+    /// Where a page of a layer lies among all of the memory.
+    fn page_index(&self, layer: usize, page: usize) -> u64 {
+        layer as u64 * self.spec.pages as u64 + page as u64
     }
     fn slot_offsets(&self, layer: usize, slot: usize) -> [u64; 3] {
         let index = layer as u64 * self.spec.slots as u64 + slot as u64;
@@ -213,9 +298,9 @@ impl CudaCache {
         }
         for layer in 0..self.spec.kv_layers {
             let pages = self.pages(check, layer, from)?;
-            let (from, to) = (self.page_offset(layer, from), self.page_offset(layer, to));
-            pages.keys.copy_within(check.0, from, to, self.page_bytes())?;
-            pages.values.copy_within(check.0, from, to, self.page_bytes())?;
+            let (from, to) = (self.page_index(layer, from), self.page_index(layer, to));
+            pages.keys.copy(&self.spec, check.0, from, to)?;
+            pages.values.copy(&self.spec, check.0, from, to)?;
         }
         Ok(())
     }
@@ -249,13 +334,9 @@ impl CudaCache {
     pub(super) fn read_page(&self, layer: usize, page: usize) -> Result<KvPage, DeviceError> {
         let check = Check("read_page");
         let pages = self.pages(check, layer, page)?;
-        let (offset, len) = (self.page_offset(layer, page), self.page_elements());
-        let read = |memory: &Memory| -> Result<Vec<f32>, DeviceError> {
-            let stored = match self.spec.kv_type {
-                KvType::F32 => memory.read(check.0, offset, len)?,
-                KvType::Bf16 => memory.read(check.0, offset, len)?.into_iter().map(bf16_to_f32).collect(),
-            };
-            Ok(self.swap_heads(&stored, false))
+        let index = self.page_index(layer, page);
+        let read = |vectors: &Vectors| -> Result<Vec<f32>, DeviceError> {
+            Ok(self.swap_heads(&vectors.read(&self.spec, check.0, index)?, false))
         };
         Ok(KvPage { keys: read(&pages.keys)?, values: read(&pages.values)? })
     }
@@ -263,19 +344,11 @@ impl CudaCache {
     pub(super) fn write_page(&self, layer: usize, page: usize, content: &KvPage) -> Result<(), DeviceError> {
         let check = Check("write_page");
         let pages = self.pages(check, layer, page)?;
-        let offset = self.page_offset(layer, page);
-        for (memory, values) in [(&pages.keys, &content.keys), (&pages.values, &content.values)] {
-            check.that(values.len() == self.page_elements(), || {
-                format!("{} values, a page has {}", values.len(), self.page_elements())
-            })?;
+        let len = page_vectors(&self.spec) * self.spec.attention.head_dim;
+        for (vectors, values) in [(&pages.keys, &content.keys), (&pages.values, &content.values)] {
+            check.that(values.len() == len, || format!("{} values, a page has {len}", values.len()))?;
             let stored = self.swap_heads(values, true);
-            match self.spec.kv_type {
-                KvType::F32 => memory.write(check.0, offset, &stored)?,
-                KvType::Bf16 => {
-                    let bits: Vec<u16> = stored.into_iter().map(f32_to_bf16).collect();
-                    memory.write(check.0, offset, &bits)?;
-                }
-            }
+            vectors.write(&self.spec, check.0, self.page_index(layer, page), &stored)?;
         }
         Ok(())
     }
