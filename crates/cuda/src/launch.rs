@@ -106,6 +106,11 @@ params! {
         step: StepParams, query: u64, projected: u64, kv: KvParams, partials: u64, out: u64,
         first_row: u32, query_cols: u32, projected_cols: u32, out_cols: u32, scale: f32,
     }
+    /// `attention_prompt.cu`, `attend_prompt`.
+    PromptParams {
+        step: StepParams, query: u64, projected: u64, kv: KvParams, out: u64,
+        query_cols: u32, projected_cols: u32, out_cols: u32, scale: f32,
+    }
     /// gdn.cu, `prepare` and `remember`.
     GdnPrepareParams {
         step: StepParams, projected: u64, taps: u64, decay_rate: u64, dt_bias: u64, conv: u64, mixed: u64,

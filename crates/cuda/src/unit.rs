@@ -42,6 +42,11 @@ pub(crate) const ATTENTION: Unit = Unit {
     source: include_str!("../kernels/attention.cu"),
     kernels: &["prepare", "attend", "combine"],
 };
+pub(crate) const ATTENTION_PROMPT: Unit = Unit {
+    name: "attention_prompt",
+    source: include_str!("../kernels/attention_prompt.cu"),
+    kernels: &["attend_prompt"],
+};
 pub(crate) const GDN: Unit = Unit {
     name: "gdn",
     source: include_str!("../kernels/gdn.cu"),
@@ -127,6 +132,33 @@ pub fn attention_unit(shape: &AttentionShape, kv_type: KvType) -> Result<UnitBui
     Ok(UnitBuild { unit: ATTENTION, defines })
 }
 
+/// The kernel that attends for prompts; `None` for keys and values in f32, which take the one for decode rows.
+pub(crate) fn prompt_unit(shape: &AttentionShape, kv_type: KvType) -> Option<UnitBuild> {
+    let defines = vec![
+        ("HEAD_DIM", shape.head_dim),
+        ("QUERY_HEADS", shape.query_heads),
+        ("KV_HEADS", shape.kv_heads),
+        ("KV_TYPE", kv_constant(kv_type)),
+        ("SHARED_BYTES", prompt_shared_bytes(shape.head_dim, kv_type)),
+    ];
+    (kv_type != KvType::F32).then_some(UnitBuild { unit: ATTENTION_PROMPT, defines })
+}
+
+/// Query vectors that a block of the prompt kernel attends for: `TILE` in the source.
+pub(crate) const PROMPT_TILE: usize = 64;
+
+/// Dynamic shared memory of the prompt kernel; its source asserts that it is right.
+pub(crate) fn prompt_shared_bytes(head_dim: usize, kv_type: KvType) -> usize {
+    const POSITIONS: usize = 32;
+    let vector_bytes = head_dim.next_multiple_of(16) * 2 + 16;
+    // Keys and values: two buffers, or one beside arriving codes and scales.
+    let (buffers, arriving) = match kv_type {
+        KvType::Int8 => (1, kv_type.vector_bytes(head_dim)),
+        KvType::F32 | KvType::Bf16 => (2, 0),
+    };
+    PROMPT_TILE * vector_bytes + 2 * POSITIONS * (buffers * vector_bytes + arriving)
+}
+
 /// The Gated `DeltaNet` kernels of a shape; an error where the kernels cannot take it.
 pub fn gdn_unit(shape: &GdnShape) -> Result<UnitBuild, String> {
     let GdnShape { key_heads, value_heads, key_dim, value_dim, conv_width, .. } = *shape;
@@ -158,6 +190,7 @@ pub fn units_of(geometry: &Geometry, kv_types: &[KvType]) -> Result<Vec<UnitBuil
     let mut units = fixed_units();
     for kv_type in kv_types {
         units.push(attention_unit(&geometry.attention, *kv_type)?);
+        units.extend(prompt_unit(&geometry.attention, *kv_type));
     }
     units.push(gdn_unit(&geometry.gdn)?);
     Ok(units)
@@ -186,7 +219,7 @@ mod tests {
 
     #[test]
     fn every_kernel_is_in_its_source() {
-        for unit in [ROWS, PACK, ATTENTION, GDN, SAMPLE] {
+        for unit in [ROWS, PACK, ATTENTION, ATTENTION_PROMPT, GDN, SAMPLE] {
             // A kernel whose name ends in a number is made by a macro.
             for kernel in
                 unit.kernels.iter().filter(|name| !name.ends_with(|last: char| last.is_ascii_digit()))
@@ -206,10 +239,19 @@ mod tests {
     }
 
     #[test]
+    fn prompts_are_attended_within_the_least_shared_memory() {
+        // Of a block on sm_86, sm_89 and sm_120.
+        for kv_type in [KvType::Bf16, KvType::Int8] {
+            assert!(prompt_shared_bytes(256, kv_type) <= 99 << 10, "{kv_type:?}");
+        }
+        assert!(prompt_unit(&Geometry::named("27b").unwrap().attention, KvType::F32).is_none());
+    }
+
+    #[test]
     fn every_named_geometry_has_units() {
         for name in Geometry::NAMES {
             let geometry = Geometry::named(name).unwrap();
-            assert_eq!(units_of(&geometry, &[KvType::Bf16]).unwrap().len(), 6);
+            assert_eq!(units_of(&geometry, &[KvType::Bf16]).unwrap().len(), 7);
         }
     }
 }

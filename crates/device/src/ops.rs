@@ -217,7 +217,9 @@ pub trait Device: Send + 'static {
 
     /// Causal softmax attention over the pages, then the sigmoid gate:
     /// `out[row][head] = σ(gate[row][head]) ⊙ Σ_p softmax_p(scale · query·key_p) value_p` over positions
-    /// `p ≤` the row's own, with keys and values as they are stored. `projected` is the input of [`Device::attention_prepare`] (for the gates).
+    /// `p ≤` the row's own, with keys and values as they are stored. Where activations are bfloat16, a weight may be
+    /// rounded to it before it multiplies a value (not before it is summed), as tensor cores need. `projected` is the
+    /// input of [`Device::attention_prepare`] (for the gates).
     fn attention(
         &mut self,
         batch: &Batch,

@@ -2,27 +2,30 @@
 
 use std::sync::Arc;
 
-use qwill_device::{AttentionShape, Batch, CacheSpec, DeviceError};
+use qwill_device::{AttentionShape, Batch, CacheSpec, DeviceError, Phase};
 
+use super::cache::KvLayer;
 use super::{Check, CudaBuffer, CudaCache, CudaDevice, CudaVector, load};
 use crate::KernelStore;
 use crate::driver::{Driver, Extent, Function};
-use crate::launch::{AttendParams, AttentionPrepareParams};
-use crate::unit::attention_unit;
+use crate::launch::{AttendParams, AttentionPrepareParams, PromptParams};
+use crate::unit::{PROMPT_TILE, attention_unit, prompt_shared_bytes, prompt_unit};
 
-/// Rows of a launch at most: bounds the memory for the parts.
+/// Rows of a launch of `attend` at most: bounds the memory for the parts.
 const LAUNCH_ROWS: usize = 64;
 /// As `MAX_SPLITS` in the source.
 const MAX_SPLITS: usize = 32;
-/// As `WARPS` in the source.
+/// As `WARPS` in the sources.
 const WARPS: usize = 4;
 
-/// Entry points of attention.cu for one shape.
+/// Entry points of attention.cu and `attention_prompt.cu` for one shape.
 #[derive(Debug)]
 pub(super) struct AttentionKernels {
     prepare: Function,
     attend: Function,
     combine: Function,
+    /// With the shared memory that it needs; none for keys and values in f32.
+    prompt: Option<(Function, usize)>,
 }
 
 impl AttentionKernels {
@@ -34,10 +37,17 @@ impl AttentionKernels {
         let (shape, kv_type) = (&spec.attention, spec.kv_type);
         let build = attention_unit(shape, kv_type).map_err(|reason| DeviceError::shape("cache", reason))?;
         let module = load(driver, store, &build)?;
+        let prompt = |build| {
+            let shared_bytes = prompt_shared_bytes(shape.head_dim, kv_type);
+            let function =
+                load(driver, store, &build)?.early_function("attend_prompt", shared_bytes as u32)?;
+            Ok::<_, DeviceError>((function, shared_bytes))
+        };
         Ok(Self {
             prepare: module.early_function("prepare", 0)?,
             attend: module.early_function("attend", 0)?,
             combine: module.early_function("combine", 0)?,
+            prompt: prompt_unit(shape, kv_type).map(prompt).transpose()?,
         })
     }
 }
@@ -104,22 +114,69 @@ impl CudaDevice {
         check.buffer("out", out, batch.rows(), shape.query_columns())?;
         let layer = cache.kv_layer(check, kv_layer)?;
         let step = self.step.params(check.0, batch)?;
-        let partials = self.partials.at_least(&self.driver, partial_bytes(shape))?.address();
+        match &layer.kernels.prompt {
+            Some(prompt) if batch.phase == Phase::Prefill => {
+                let params = PromptParams {
+                    step,
+                    query: query.memory.address(),
+                    projected: projected.memory.address(),
+                    kv: layer.kv,
+                    out: out.memory.address(),
+                    query_cols: query.stride as u32,
+                    projected_cols: projected.stride as u32,
+                    out_cols: out.stride as u32,
+                    scale: shape.scale(),
+                };
+                self.attend_prompt(check, batch, shape, prompt, &params)
+            }
+            _ => {
+                let params = AttendParams {
+                    step,
+                    query: query.memory.address(),
+                    projected: projected.memory.address(),
+                    kv: layer.kv,
+                    partials: self.partials.at_least(&self.driver, partial_bytes(shape))?.address(),
+                    out: out.memory.address(),
+                    first_row: 0,
+                    query_cols: query.stride as u32,
+                    projected_cols: projected.stride as u32,
+                    out_cols: out.stride as u32,
+                    scale: shape.scale(),
+                };
+                self.attend_rows(check, batch, shape, &layer, params)
+            }
+        }
+    }
+
+    /// Prompts, a tile of query vectors a block.
+    fn attend_prompt(
+        &self,
+        check: Check,
+        batch: &Batch,
+        shape: &AttentionShape,
+        (function, shared_bytes): &(Function, usize),
+        params: &PromptParams,
+    ) -> Result<(), DeviceError> {
+        let heads = shape.query_heads / shape.kv_heads;
+        let rows = batch.spans.iter().map(|span| span.rows).max().unwrap_or(0);
+        let tiles = (rows * heads).div_ceil(PROMPT_TILE);
+        let extent =
+            Extent::new((shape.kv_heads, tiles, batch.spans.len()), WARPS * 32).with_shared(*shared_bytes);
+        self.driver.launch(check.0, function, extent, params)
+    }
+
+    /// Rows one by one, each split over its positions.
+    fn attend_rows(
+        &self,
+        check: Check,
+        batch: &Batch,
+        shape: &AttentionShape,
+        layer: &KvLayer<'_>,
+        params: AttendParams,
+    ) -> Result<(), DeviceError> {
         for first_row in (0..batch.rows()).step_by(LAUNCH_ROWS) {
             let rows = LAUNCH_ROWS.min(batch.rows() - first_row);
-            let params = AttendParams {
-                step,
-                query: query.memory.address(),
-                projected: projected.memory.address(),
-                kv: layer.kv,
-                partials,
-                out: out.memory.address(),
-                first_row: first_row as u32,
-                query_cols: query.stride as u32,
-                projected_cols: projected.stride as u32,
-                out_cols: out.stride as u32,
-                scale: shape.scale(),
-            };
+            let params = AttendParams { first_row: first_row as u32, ..params };
             let extent = Extent::new((MAX_SPLITS, shape.kv_heads, rows), WARPS * 32);
             self.driver.launch(check.0, &layer.kernels.attend, extent, &params)?;
             let extent = Extent::new((shape.query_heads, rows, 1), shape.head_dim);

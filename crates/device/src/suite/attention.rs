@@ -105,7 +105,7 @@ impl AttentionRun {
         let mut out = poisoned(device, rows, shape.query_columns())?;
         device.attention(&self.batch, LAYER, &shape, &query, &projected, cache, &mut out)?;
         let values = download(device, &out, rows, shape.query_columns())?;
-        let out = Tensor::new("out", shape.query_columns(), values, Closeness::ChainedRounded);
+        let out = Tensor::new("out", shape.query_columns(), values, Closeness::Weighted);
         Ok(Outputs::of_rows(vec![out]))
     }
 }
