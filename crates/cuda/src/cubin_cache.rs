@@ -16,6 +16,17 @@ use crate::KernelError;
 const MAGIC: &[u8; 8] = b"QWCUBIN2";
 const CHECKSUM_BYTES: usize = 32;
 
+/// What is in a cache's directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheContent {
+    /// Files that check.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files that do not check, and that are as good as none.
+    pub damaged: Vec<PathBuf>,
+}
+
 /// A directory of compiled kernels.
 #[derive(Debug, Clone)]
 pub struct CubinCache {
@@ -86,6 +97,47 @@ impl CubinCache {
         })
     }
 
+    /// Where the files are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Reads and checks every file; a directory that is not there has none.
+    pub fn content(&self) -> CacheContent {
+        let mut content = CacheContent::default();
+        for path in fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .filter_map(Result::ok)
+            .map(|entry| entry.path())
+        {
+            if path.extension().is_none_or(|extension| extension != "cubin") {
+                continue;
+            }
+            match read(&path) {
+                Some(code) => {
+                    content.files += 1;
+                    content.bytes += (MAGIC.len() + CHECKSUM_BYTES + code.len()) as u64;
+                }
+                None => content.damaged.push(path),
+            }
+        }
+        content.damaged.sort();
+        content
+    }
+
+    /// Whether files can be made in the directory, which is made where it is missing.
+    pub fn check_writable(&self) -> Result<(), KernelError> {
+        let probe = self.directory.join(format!("{}.probe.part", std::process::id()));
+        let write = || -> io::Result<()> {
+            fs::create_dir_all(&self.directory)?;
+            fs::write(&probe, MAGIC)?;
+            fs::remove_file(&probe)
+        };
+        write()
+            .map_err(|error| KernelError::Cache { path: self.directory.clone(), reason: error.to_string() })
+    }
+
     /// File of a key compiled by a version.
     pub fn path(&self, key: &str, compiler: &str) -> PathBuf {
         self.directory.join(format!("{key}-{compiler}.cubin"))
@@ -154,6 +206,25 @@ mod tests {
         fs::write(&file, b"").unwrap();
         let message = CubinCache::new(&file).store("k", "13.0", b"code").unwrap_err().to_string();
         assert!(message.contains("file"), "{message}");
+        let message = CubinCache::new(&file).check_writable().unwrap_err().to_string();
+        assert!(message.contains("file"), "{message}");
+    }
+
+    #[test]
+    fn the_content_counts_what_checks_and_names_what_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CubinCache::new(directory.path().join("kernels"));
+        assert_eq!(cache.content(), CacheContent::default());
+        cache.check_writable().unwrap();
+        cache.store("k", "13.0", b"code").unwrap();
+        cache.store("l", "13.0", b"more code").unwrap();
+        let path = cache.path("l", "13.0");
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[1..]).unwrap();
+        fs::write(cache.directory().join("other.txt"), b"x").unwrap();
+        let content = cache.content();
+        assert_eq!((content.files, content.damaged), (1, vec![path]));
+        assert_eq!(content.bytes, 8 + 32 + 4);
     }
 
     #[test]

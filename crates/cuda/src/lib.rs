@@ -13,22 +13,29 @@ mod driver;
 mod error;
 mod graph;
 mod launch;
+mod nvml;
 mod nvrtc;
 mod nvrtc_search;
 mod pack;
 mod pinned;
+mod probe;
 mod staging;
 mod store;
 mod unit;
 mod usage;
 
-pub use cubin_cache::CubinCache;
+pub use cubin_cache::{CacheContent, CubinCache};
 pub use device::{Activity, CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaOptions, CudaVector};
 pub use driver::OpTiming;
 pub use error::KernelError;
+pub use nvml::{
+    EccStatus, GpuStatus, MemoryHolder, MemoryUse, Nvml, NvmlError, PcieLink, PeakMemory, PowerStatus,
+    Throttle,
+};
 pub use nvrtc::{Compiled, Nvrtc};
 pub use nvrtc_search::{CompileTarget, CudaVersion};
 pub use pack::{DamagedPack, Pack};
+pub use probe::{DriverFacts, GpuFacts, LEAST_SM, ProbeError, driver_facts};
 pub use store::{KernelOrigin, KernelStore, Refusal};
 pub use unit::{Unit, UnitBuild, attention_unit, fixed_units, gdn_unit, units_of};
 pub use usage::{Budget, Usage, parse_usage};
