@@ -355,6 +355,36 @@ impl Driver {
         Some((version as u32 / 1000, version as u32 % 1000 / 10))
     }
 
+    /// Time on the device between before and after what `work` enqueues, microseconds.
+    pub(crate) fn elapsed_us(
+        &self,
+        op: &'static str,
+        work: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<f64, DeviceError> {
+        self.bind().map_err(|error| self.failed(op, error))?;
+        let started = self.record(op)?;
+        let done = work().and_then(|()| self.record(op));
+        // SAFETY: the events were recorded and are destroyed once.
+        unsafe {
+            let elapsed = done.and_then(|ended| {
+                let elapsed =
+                    result::event::synchronize(ended).and_then(|()| result::event::elapsed(started, ended));
+                let _ = result::event::destroy(ended);
+                elapsed.map_err(|error| self.failed(op, error))
+            });
+            let _ = result::event::destroy(started);
+            elapsed.map(|milliseconds| f64::from(milliseconds) * 1e3)
+        }
+    }
+
+    /// Multiprocessors of the device.
+    pub(crate) fn multiprocessors(&self) -> Result<usize, DeviceError> {
+        let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // SAFETY: the device is valid.
+        let count = unsafe { result::device::get_attribute(self.device, which) };
+        count.map(|count| count as usize).map_err(|error| self.failed("open", error))
+    }
+
     /// Loads code.
     pub(crate) fn load(self: &Arc<Self>, code: &[u8]) -> Result<Arc<Module>, Refusal> {
         if !is_image(code) {

@@ -118,6 +118,8 @@ params! {
     }
     /// gdn.cu, `fold`, `scan_rows` and `scan_chunks`.
     ScanParams { step: StepParams, mixed: u64, base: u64, ring: u64, out: u64, mixed_cols: u32, out_cols: u32, }
+    /// ceilings.cu, all.
+    CeilingParams { from: u64, to: u64, pieces: u64, rounds: u32, seed: u32, }
     /// sample.cu, `sample`.
     SampleParams {
         logits: u64, scratch: u64, rows: u64, results: u64, top: u64, logits_cols: u32, top_capacity: u32,

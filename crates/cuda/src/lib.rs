@@ -7,6 +7,7 @@
 //! Numerics: activations are bfloat16; sums, norms, softmax and recurrent states are f32; every
 //! sum has one order that depends on the shapes alone.
 
+mod ceilings;
 mod cubin_cache;
 mod device;
 mod driver;
@@ -24,6 +25,7 @@ mod store;
 mod unit;
 mod usage;
 
+pub use ceilings::{Ceilings, ReadRate};
 pub use cubin_cache::{CacheContent, CubinCache};
 pub use device::{Activity, CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaOptions, CudaVector};
 pub use driver::OpTiming;

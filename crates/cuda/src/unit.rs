@@ -54,6 +54,11 @@ pub(crate) const GDN: Unit = Unit {
 };
 pub(crate) const SAMPLE: Unit =
     Unit { name: "sample", source: include_str!("../kernels/sample.cu"), kernels: &["sample"] };
+pub(crate) const CEILINGS: Unit = Unit {
+    name: "ceilings",
+    source: include_str!("../kernels/ceilings.cu"),
+    kernels: &["fill", "read", "copy", "mma_bf16", "mma_int8", "fma_f32", "nothing"],
+};
 
 /// A unit with the constants of a geometry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -182,7 +187,7 @@ pub fn gdn_unit(shape: &GdnShape) -> Result<UnitBuild, String> {
 
 /// The units that need no geometry.
 pub fn fixed_units() -> Vec<UnitBuild> {
-    [ROWS, PACK, LINEAR, SAMPLE].into_iter().map(UnitBuild::plain).collect()
+    [ROWS, PACK, LINEAR, SAMPLE, CEILINGS].into_iter().map(UnitBuild::plain).collect()
 }
 
 /// Everything that a geometry needs with KV of the given types, each unit once.
@@ -219,7 +224,7 @@ mod tests {
 
     #[test]
     fn every_kernel_is_in_its_source() {
-        for unit in [ROWS, PACK, ATTENTION, ATTENTION_PROMPT, GDN, SAMPLE] {
+        for unit in [ROWS, PACK, ATTENTION, ATTENTION_PROMPT, GDN, SAMPLE, CEILINGS] {
             // A kernel whose name ends in a number is made by a macro.
             for kernel in
                 unit.kernels.iter().filter(|name| !name.ends_with(|last: char| last.is_ascii_digit()))
@@ -251,7 +256,7 @@ mod tests {
     fn every_named_geometry_has_units() {
         for name in Geometry::NAMES {
             let geometry = Geometry::named(name).unwrap();
-            assert_eq!(units_of(&geometry, &[KvType::Bf16]).unwrap().len(), 7);
+            assert_eq!(units_of(&geometry, &[KvType::Bf16]).unwrap().len(), 8);
         }
     }
 }

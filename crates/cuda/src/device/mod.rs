@@ -25,7 +25,7 @@ use qwill_device::{
 use crate::driver::{Driver, Function, Memory, OpTiming};
 use crate::graph::Graph;
 use crate::unit::{self, UnitBuild};
-use crate::{CompileTarget, CubinCache, KernelStore};
+use crate::{Ceilings, CompileTarget, CubinCache, KernelStore, ceilings};
 use check::Check;
 use linear::{Input, Mode};
 use step::StepMemory;
@@ -221,6 +221,11 @@ impl CudaDevice {
     /// Stops measuring and returns what each op took.
     pub fn stop_measuring(&mut self) -> BTreeMap<&'static str, OpTiming> {
         self.driver.measure(false)
+    }
+
+    /// Measures what this GPU reaches with nothing else to do; best before a model takes its memory.
+    pub fn measure_ceilings(&self) -> Result<Ceilings, DeviceError> {
+        ceilings::measure(&self.driver, &self.store)
     }
 
     /// Uploads row indices for the op that is about to run.
