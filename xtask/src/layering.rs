@@ -54,6 +54,7 @@ const LAYERS: [Layer; 12] = [
                 "qwill-weights",
                 "qwill-device",
                 "qwill-cpu",
+                "qwill-cuda",
                 "qwill-model",
                 "qwill-engine",
                 "qwill-server",

@@ -50,7 +50,7 @@ pub(crate) fn render(error: &Error) -> String {
 }
 
 /// The first advice along the chain.
-fn hint(error: &Error) -> Option<String> {
+pub(crate) fn hint(error: &Error) -> Option<String> {
     error.chain().find_map(|cause| {
         if let Some(hinted) = cause.downcast_ref::<Hinted>() {
             return Some(hinted.hint.clone());

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Command::Chat(arguments) => commands::chat::run(&arguments),
         Command::Plan(arguments) => commands::plan::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
+        Command::Doctor(arguments) => commands::doctor::run(&arguments),
         Command::GenerateReference => commands::reference::run(),
     };
     match result {

@@ -31,6 +31,16 @@ pub(crate) fn link(text: &str) -> String {
     Style::new().cyan().apply_to(text).to_string()
 }
 
+/// The word `warning` in a report on standard output.
+pub(crate) fn caution(text: &str) -> String {
+    Style::new().yellow().apply_to(text).to_string()
+}
+
+/// The word `problem` in a report on standard output.
+pub(crate) fn bad(text: &str) -> String {
+    Style::new().red().bold().apply_to(text).to_string()
+}
+
 /// The word `error` and its kin, on standard error.
 pub(crate) fn alarm(text: &str) -> String {
     Style::new().for_stderr().red().bold().apply_to(text).to_string()

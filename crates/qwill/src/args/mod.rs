@@ -3,6 +3,7 @@
 
 mod bench;
 mod choices;
+mod doctor;
 mod model;
 mod serving;
 mod values;
@@ -13,6 +14,7 @@ pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs};
 pub(crate) use choices::{
     ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, WeightsChoice,
 };
+pub(crate) use doctor::DoctorArgs;
 pub(crate) use model::{MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
 pub(crate) use serving::{ListenArgs, LogArgs, SamplingArgs};
 pub(crate) use values::ByteCount;
@@ -62,6 +64,11 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Measure speed
     Bench(BenchArgs),
+    /// Look at this machine: what models can run on, what is wrong, what to do about it
+    ///
+    /// Driver, GPUs, memory and who holds it, kernels, processor, disk, and a self-test of two seconds. Ends with
+    /// code 1 when there is a problem; warnings are none.
+    Doctor(DoctorArgs),
     /// Write docs/reference.md to standard output
     #[command(hide = true)]
     GenerateReference,

@@ -5,6 +5,7 @@
 mod bench;
 mod browser;
 mod chat;
+mod doctor;
 mod failures;
 mod harness;
 mod page;
