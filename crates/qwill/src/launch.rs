@@ -142,6 +142,7 @@ impl Launch {
         let quantize = model.quantize.into();
         let origin = ModelSource::of(model, random)?;
         let source = Source::open(origin, quantize, model.chat_template.as_deref())?;
+        let source = source.with_cache(&model.weight_cache);
         let planned = plan_for_this_machine(&source.checkpoint, quantize, numerics, memory)?;
         let device = device_options(&source.checkpoint, quantize, numerics);
         Ok(Self { source, planned, device, quantize, started })

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use qwill_device::Geometry;
 use qwill_server::TextModel;
 use qwill_text::{ChatTemplate, TextError, Tokenizer};
-use qwill_weights::{Checkpoint, Quantize};
+use qwill_weights::{Checkpoint, Quantize, WeightCache};
 use serde_json::{Map, Value};
 
 use crate::args::{ModelArgs, RandomArgs};
@@ -120,6 +120,12 @@ pub(crate) struct Source {
 }
 
 impl Source {
+    /// The same, keeping rounded weights there.
+    pub(crate) fn with_cache(mut self, cache: &WeightCache) -> Self {
+        self.checkpoint = self.checkpoint.with_cache(cache.clone());
+        self
+    }
+
     /// Opens everything that `origin` needs except the weights' contents.
     pub(crate) fn open(
         origin: ModelSource,

@@ -61,7 +61,7 @@ pub(crate) enum Command {
     /// Print what a model would take, byte by byte, without loading it
     ///
     /// Works for a model directory or a named geometry, for this machine or any other memory size.
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     /// Measure speed
     Bench(BenchArgs),
     /// Look at this machine: what models can run on, what is wrong, what to do about it

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use qwill_weights::WeightCache;
 
 use super::values::{self, ByteCount};
 use super::{ActivationsChoice, KvChoice, QuantizeChoice, WeightsChoice};
@@ -17,6 +18,11 @@ pub(crate) struct ModelArgs {
     /// Quantise 16-bit weights while loading; weights that are stored quantised stay as they are
     #[arg(long, value_enum, default_value = "none", env = env::QUANTIZE, help_heading = "Model")]
     pub(crate) quantize: QuantizeChoice,
+    /// Keep what --quantize makes for the next start: `off`, `auto` (beside the checkpoint) or a directory.
+    /// Checked by digests as it is read, and written anew when the checkpoint has changed
+    #[arg(long, value_name = "PLACE", default_value = "off", value_parser = values::weight_cache)]
+    #[arg(env = env::WEIGHT_CACHE, help_heading = "Model")]
+    pub(crate) weight_cache: WeightCache,
     /// Jinja file to use instead of the checkpoint's chat template
     #[arg(long, value_name = "FILE", env = env::CHAT_TEMPLATE, help_heading = "Model")]
     pub(crate) chat_template: Option<PathBuf>,

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::builder::PossibleValuesParser;
 use qwill_device::Geometry;
+use qwill_weights::WeightCache;
 
 /// A number of bytes: `24GiB`, `512MiB`, `1.5GB`, `1000000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,16 @@ impl FromStr for ByteCount {
 /// Geometries by name.
 pub(super) fn geometry_names() -> PossibleValuesParser {
     PossibleValuesParser::new(Geometry::NAMES)
+}
+
+/// `off`, `auto` or a directory, which may be made later.
+pub(super) fn weight_cache(text: &str) -> Result<WeightCache, String> {
+    match text {
+        "" => Err("expected off, auto or a directory".to_owned()),
+        "off" => Ok(WeightCache::Off),
+        "auto" => Ok(WeightCache::Beside),
+        directory => Ok(WeightCache::In(directory.into())),
+    }
 }
 
 /// At least 1.
@@ -105,6 +116,14 @@ mod tests {
         for text in ["", "GiB", "24G", "24gb", "-1GiB", "0", "1e3", "1.2.3MB", "99999999999999999999GiB"] {
             assert!(text.parse::<ByteCount>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_weight_cache_is_a_word_or_a_directory() {
+        assert_eq!(weight_cache("off"), Ok(WeightCache::Off));
+        assert_eq!(weight_cache("auto"), Ok(WeightCache::Beside));
+        assert_eq!(weight_cache("./off"), Ok(WeightCache::In("./off".into())));
+        assert!(weight_cache("").is_err());
     }
 
     #[test]
