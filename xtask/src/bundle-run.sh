@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks and times the GPU of this machine. It needs NVIDIA's driver, models/tiny of the source tree (which is looked for
-# in QWILL_REPOSITORY, by default the folder above this one) and, for `sanitize`, compute-sanitizer of the CUDA toolkit.
+# in QWILL_REPOSITORY, by default the folder above this one), xz and, for `sanitize`, compute-sanitizer of the CUDA toolkit.
 #
 # Arguments: the steps to run, of
 #   suite       every op against the reference, at the shapes of several models
@@ -17,6 +17,9 @@ tree="$(cd "${QWILL_REPOSITORY:-$here/..}" && pwd)"
 [ -e "$tree/models/tiny/config.json" ] || { echo "no models/tiny in $tree: set QWILL_REPOSITORY" >&2; exit 2; }
 export QWILL_REQUIRE_GPU=1
 export QWILL_KERNEL_CACHE="${QWILL_KERNEL_CACHE:-$here/kernels}"
+for packed in "$here"/*.xz; do
+    [ -e "${packed%.xz}" ] || xz --decompress --keep "$packed"
+done
 # The tests look for golden/, which is here, and models/, which is there, in one place.
 export QWILL_REPOSITORY="$here"
 [ -e "$here/models" ] || ln -s "$tree/models" "$here/models"

@@ -46,7 +46,10 @@ pub fn run(architecture: &str, archive: bool) -> Result<()> {
     }
     fs::create_dir_all(folder.join("golden")).with_context(|| folder.display().to_string())?;
     for (package, kind, name) in BINARIES {
-        build::strip(&build::executable(&arguments(package, kind, name), name, &[])?, &folder.join(name))?;
+        let binary = folder.join(name);
+        build::strip(&build::executable(&arguments(package, kind, name), name, &[])?, &binary)?;
+        // To a third; the script unpacks it.
+        build::run(Command::new("xz").args(["-9", "--force"]).arg(&binary), "xz (xz-utils)")?;
     }
     for name in GOLDEN {
         fs::copy(root.join("golden").join(name), folder.join("golden").join(name)).context(name)?;
@@ -74,7 +77,7 @@ fn arguments<'a>(package: &'a str, kind: &'a str, name: &'a str) -> Vec<&'a str>
 fn compile(architecture: &str, folder: &Path) {
     let cache = folder.join("kernels").to_string_lossy().into_owned();
     if let Err(error) = kernels::check(&["--sm", architecture, "--geometry", GEOMETRIES, "--cache", &cache]) {
-        println!("no compiled kernels in the bundle, the other machine needs NVRTC: {error:#}");
+        println!("without all its kernels the other machine needs NVRTC: {error:#}");
     }
 }
 

@@ -12,20 +12,23 @@ use crate::kernels;
 /// Compute capabilities (times ten) whose kernels are built in: Ampere, Ada, Hopper, consumer Blackwell.
 const ARCHITECTURES: &str = "80,86,89,90,120";
 
-/// Builds it into `dist` of the build directory, checks it, and prints what takes which part of it.
-pub fn run() -> Result<()> {
+/// Builds it into `dist` of the build directory, checks it, and prints what takes which part of it. Arguments as
+/// `--sm 90` or `--geometry 27b` make a smaller one.
+pub fn run(arguments: &[&str]) -> Result<()> {
     let folder = build::target().join("dist");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let (pack, binary) = (folder.join("kernels.pack"), folder.join("qwill"));
     let pack_path = pack.to_string_lossy().into_owned();
-    kernels::check(&["--sm", ARCHITECTURES, "--geometry", "named", "--pack", &pack_path])?;
+    // The last of several counts.
+    let usual = ["--sm", ARCHITECTURES, "--geometry", "named", "--pack", &pack_path];
+    kernels::check(&[&usual[..], arguments].concat())?;
     let arguments = ["build", "--release", "-p", "qwill", "--bin", "qwill"];
     let built = build::executable(&arguments, "qwill", &[("QWILL_KERNEL_PACK", &pack)])?;
     build::strip(&built, &binary)?;
     check(&binary, &pack)?;
     let checksum = checksum(&folder)?;
     println!("{}: {}", binary.display(), megabytes(build::size(&binary)?));
-    println!("  kernels {}, for sm_{}", megabytes(build::size(&pack)?), ARCHITECTURES.replace(',', ", sm_"));
+    println!("  kernels {}", megabytes(build::size(&pack)?));
     println!("  SHA-256 {checksum}");
     Ok(())
 }

@@ -11,7 +11,8 @@ commands:
   layering                  which crate may depend on which, and how long a source file may be
   kernels [...]             compile every GPU kernel without a GPU and compare it with its budget;
                             see crates/cuda/examples/kernels.rs for the options
-  dist                      the release binary with every GPU's kernels inside, in dist of the build directory
+  dist [...]                the release binary with every GPU's kernels inside, in dist of the build directory;
+                            --sm 90 or --geometry 27b for a smaller one
   gpu-bundle [SM] [--xz]    tests and timings for a GPU machine without Rust, in .bundle (SM: 90 if not given);
                             --xz also makes one archive of it
   docs [--check]            write docs/reference.md from the command line definitions, or fail when it is stale";
@@ -34,7 +35,7 @@ fn run() -> Result<()> {
         ["ci", "--without-kernels"] => xtask::ci::run(false),
         ["layering"] => layering(),
         ["kernels", rest @ ..] => xtask::kernels::check(rest),
-        ["dist"] => xtask::dist::run(),
+        ["dist", rest @ ..] => xtask::dist::run(rest),
         ["gpu-bundle"] => xtask::bundle::run("90", false),
         ["gpu-bundle", "--xz"] => xtask::bundle::run("90", true),
         ["gpu-bundle", architecture] => xtask::bundle::run(architecture, false),
