@@ -98,7 +98,7 @@ __device__ __forceinline__ void start_in_order() {
 
 // A matrix `[rows, cols]`. F32 and F16 are row-major. The others are tiles of 16 rows and 128 columns, all tiles of a
 // row of tiles one after another, zero-padded to whole tiles, in the order in which the lanes of a warp hold the A
-// operand of mma.m16n8k16 (see `packed_bytes`); `scales` is `[row tiles, groups, 16]` f16.
+// operand of mma.m16n8k16 (see `tile_place`); `scales` is `[row tiles, groups, 16]` f16 (see `scale_place`).
 struct Matrix {
     const u8 *data;
     const u16 *scales;
@@ -145,6 +145,9 @@ __host__ __device__ __forceinline__ u32 tile_bytes(u32 format) {
     return format == FORMAT_INT4 ? 1024 : format == FORMAT_INT8 ? 2048 : 4096;
 }
 
+// Where a row's scale lies among the 16 of a tile: rows g and g + 8, which a lane needs, are neighbours.
+__device__ __forceinline__ u32 scale_place(u32 row) { return (row & 7) * 2 + ((row & 15) >> 3); }
+
 // The value at `[row, col]`: the definition that every product must agree with.
 __device__ __forceinline__ float matrix_value(const Matrix &m, u32 row, u32 col) {
     if (m.format == FORMAT_F32) return ((const float *)m.data)[(size_t)row * m.cols + col];
@@ -153,7 +156,7 @@ __device__ __forceinline__ float matrix_value(const Matrix &m, u32 row, u32 col)
     const u8 *data = m.data + tile * tile_bytes(m.format);
     TilePlace place = tile_place(row, col);
     if (m.format == FORMAT_BF16) return bf16_to_f32(*(const u16 *)(data + bf16_byte(place)));
-    float scale = f16_to_f32(m.scales[tile * TILE_ROWS + (row & 15)]);
+    float scale = f16_to_f32(m.scales[tile * TILE_ROWS + scale_place(row)]);
     if (m.format == FORMAT_INT8) return (float)(i8)data[int8_byte(place)] * scale;
     u32 word = *(const u32 *)(data + int4_word(place));
     return (float)((int)(word >> int4_shift(place.column) & 15) - 8) * scale;

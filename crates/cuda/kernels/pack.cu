@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) pack(const PackParams p) {
         u32 group = word / TILE_ROWS, row = tile_row * TILE_ROWS + word % TILE_ROWS;
         u32 stored = (p.cols + GROUP - 1) / GROUP;
         u16 scale = row < p.source_rows ? p.raw_scales[(size_t)row * stored + group] : 0;
-        p.scales[((size_t)out_tile_row * p.groups + group) * TILE_ROWS + word % TILE_ROWS] = scale;
+        p.scales[((size_t)out_tile_row * p.groups + group) * TILE_ROWS + scale_place(row)] = scale;
     }
     if (word >= words) return;
     u32 bytes = tile_bytes(p.format), group = word / (bytes / 4), in_tile = word % (bytes / 4) * 4;

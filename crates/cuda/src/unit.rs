@@ -33,8 +33,19 @@ pub(crate) const LINEAR: Unit = Unit {
     name: "linear",
     source: include_str!("../kernels/linear.cu"),
     kernels: &[
-        "int4_8", "int4_16", "int4_32", "int4_64", "int8_8", "int8_16", "int8_32", "int8_64", "bf16_8",
-        "bf16_16", "bf16_64", "plain",
+        "int4_wide_8",
+        "int4_8",
+        "int4_16",
+        "int4_32",
+        "int4_64",
+        "int8_8",
+        "int8_16",
+        "int8_32",
+        "int8_64",
+        "bf16_8",
+        "bf16_16",
+        "bf16_64",
+        "plain",
     ],
 };
 pub(crate) const ATTENTION: Unit = Unit {

@@ -23,6 +23,13 @@ pub(super) enum Mode {
 /// Shared memory of the kernels for any number of tokens: two groups of 64 tokens, and 32 sums a thread.
 const MANY_SHARED_BYTES: usize = 2 * 64 * (GROUP + 8) * 2 + 32 * 256 * 4;
 
+/// Outputs of a row tile, and runs of columns that are summed apart.
+const TILE_ROWS: usize = 16;
+const SPLITS: usize = 8;
+
+/// Outputs from which on a block takes four row tiles of int4 at once: fewer would leave SMs without a block.
+const WIDE_OUTPUTS: usize = 8192;
+
 /// Entry points of linear.cu.
 #[derive(Debug)]
 pub(super) struct LinearKernels {
@@ -35,52 +42,112 @@ pub(super) struct LinearKernels {
 /// Kernels of one format.
 #[derive(Debug)]
 struct Family {
-    /// For at most so many tokens, ascending, and the tokens of a block.
-    few: Vec<(usize, usize, Function)>,
+    /// For at most so many tokens, ascending.
+    few: Vec<Few>,
+    /// For at most eight tokens and [`WIDE_OUTPUTS`] or more.
+    wide: Option<Few>,
     /// For any number.
     many: Function,
 }
 
+/// A kernel whose blocks have some row tiles, and all columns in [`SPLITS`] warps.
+#[derive(Debug)]
+struct Few {
+    most_rows: usize,
+    /// Tokens of a block.
+    tokens: usize,
+    /// Row tiles of a block.
+    row_tiles: usize,
+    shared_bytes: usize,
+    kernel: Function,
+}
+
+impl Few {
+    /// `eight_tokens`: a ring of halves of 64 columns, `codes_bytes` for each of the row tiles and eight tokens of 64
+    /// activations and 16 bytes, and the scales of the groups.
+    fn ring(
+        module: &Arc<Module>,
+        name: &str,
+        row_tiles: usize,
+        codes_bytes: usize,
+        ring: usize,
+    ) -> Result<Self, DeviceError> {
+        let groups = if ring.is_multiple_of(2) { ring / 2 } else { ring };
+        let warp = ring * (row_tiles * codes_bytes + 8 * (64 + 8) * 2) + groups * row_tiles * TILE_ROWS * 2;
+        let shared_bytes = (SPLITS * warp).max(sums_bytes(row_tiles, 8));
+        let kernel = module.early_function(name, shared_bytes as u32)?;
+        Ok(Self { most_rows: 8, tokens: 8, row_tiles, shared_bytes, kernel })
+    }
+
+    /// `few_tokens`.
+    fn registers(
+        module: &Arc<Module>,
+        name: &str,
+        row_tiles: usize,
+        tokens: usize,
+        most_rows: usize,
+    ) -> Result<Self, DeviceError> {
+        let shared_bytes = sums_bytes(row_tiles, tokens);
+        let kernel = module.early_function(name, shared_bytes as u32)?;
+        Ok(Self { most_rows, tokens, row_tiles, shared_bytes, kernel })
+    }
+}
+
+/// Bytes of the runs' sums of a block.
+fn sums_bytes(row_tiles: usize, tokens: usize) -> usize {
+    SPLITS * row_tiles * TILE_ROWS * (tokens + 1) * 4
+}
+
 impl LinearKernels {
-    pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
-        let kernel = |name: &str| module.early_function(name, 0);
+    pub(super) fn new(module: &Arc<Module>, sm: u32) -> Result<Self, DeviceError> {
+        // As `MUCH_SHARED` in the source.
+        let much_shared = sm == 80 || (90..120).contains(&sm);
+        let ring = |large: usize, small: usize| if much_shared { large } else { small };
         let many = |name: &str| module.early_function(name, MANY_SHARED_BYTES as u32);
         Ok(Self {
             int4: Family {
                 few: vec![
-                    (8, 8, kernel("int4_8")?),
-                    (16, 16, kernel("int4_16")?),
-                    (64, 32, kernel("int4_32")?),
+                    Few::ring(module, "int4_8", 2, 512, ring(6, 4))?,
+                    Few::registers(module, "int4_16", 4, 16, 16)?,
+                    Few::registers(module, "int4_32", 3, 32, 64)?,
                 ],
+                wide: Some(Few::ring(module, "int4_wide_8", 4, 512, ring(4, 3))?),
                 many: many("int4_64")?,
             },
             int8: Family {
                 few: vec![
-                    (8, 8, kernel("int8_8")?),
-                    (16, 16, kernel("int8_16")?),
-                    (64, 32, kernel("int8_32")?),
+                    Few::ring(module, "int8_8", 2, 1024, 3)?,
+                    Few::registers(module, "int8_16", 2, 16, 16)?,
+                    Few::registers(module, "int8_32", 2, 32, 64)?,
                 ],
+                wide: None,
                 many: many("int8_64")?,
             },
             // 32 tokens and unpacked weights do not fit into registers.
             bf16: Family {
-                few: vec![(8, 8, kernel("bf16_8")?), (16, 16, kernel("bf16_16")?)],
+                few: vec![
+                    Few::ring(module, "bf16_8", 1, 2048, 3)?,
+                    Few::registers(module, "bf16_16", 2, 16, 16)?,
+                ],
+                wide: None,
                 many: many("bf16_64")?,
             },
-            plain: kernel("plain")?,
+            plain: module.early_function("plain", 0)?,
         })
     }
 
-    /// The kernel for matrices of a format and a number of rows; the bits are the same whichever it is.
-    fn choose(&self, format: WeightFormat, rows: usize) -> Choice<'_> {
+    /// The kernel for matrices of a format with some outputs together, and a number of rows; the bits are the same
+    /// whichever it is.
+    fn choose(&self, format: WeightFormat, outputs: usize, rows: usize) -> Choice<'_> {
         let family = match format {
             WeightFormat::Int4 => &self.int4,
             WeightFormat::Int8 => &self.int8,
             WeightFormat::Bf16 => &self.bf16,
             WeightFormat::F32 | WeightFormat::F16 => return Choice::Plain(&self.plain),
         };
-        match family.few.iter().find(|(most, ..)| rows <= *most) {
-            Some((_, tokens, kernel)) => Choice::Few(kernel, *tokens),
+        let wide = family.wide.iter().filter(|few| outputs >= WIDE_OUTPUTS && rows <= few.most_rows);
+        match wide.chain(&family.few).find(|few| rows <= few.most_rows) {
+            Some(few) => Choice::Few(few),
             None => Choice::Many(&family.many),
         }
     }
@@ -88,8 +155,7 @@ impl LinearKernels {
 
 /// A kernel and how its grid covers outputs and rows.
 enum Choice<'a> {
-    /// With the tokens of a block.
-    Few(&'a Function, usize),
+    Few(&'a Few),
     Many(&'a Function),
     Plain(&'a Function),
 }
@@ -97,7 +163,7 @@ enum Choice<'a> {
 impl Choice<'_> {
     fn outputs_of_a_block(&self) -> usize {
         match self {
-            Self::Few(..) => 32,
+            Self::Few(few) => few.row_tiles * TILE_ROWS,
             Self::Many(_) => 128,
             Self::Plain(_) => 8,
         }
@@ -105,7 +171,10 @@ impl Choice<'_> {
 
     fn launch(&self, blocks: usize, rows: usize) -> (&Function, Extent) {
         match self {
-            Self::Few(kernel, tokens) => (kernel, Extent::new((blocks, rows.div_ceil(*tokens), 1), 256)),
+            Self::Few(few) => {
+                let extent = Extent::new((blocks, rows.div_ceil(few.tokens), 1), SPLITS * 32);
+                (&few.kernel, extent.with_shared(few.shared_bytes))
+            }
             Self::Many(kernel) => {
                 let extent = Extent::new((rows.div_ceil(64), blocks, 1), 256);
                 (kernel, extent.with_shared(MANY_SHARED_BYTES))
@@ -202,7 +271,8 @@ impl CudaDevice {
         mode: Mode,
     ) -> Result<usize, DeviceError> {
         let Some(first) = parts.first() else { return Ok(0) };
-        let choice = self.kernels.linear.choose(first.format(), rows);
+        let all_outputs = parts.iter().map(|part| part.rows()).sum();
+        let choice = self.kernels.linear.choose(first.format(), all_outputs, rows);
         let (mut outputs, mut blocks) = (0, 0);
         let mut params = [PartParams::default(); MAX_PARTS];
         for (part, params) in parts.iter().zip(&mut params) {

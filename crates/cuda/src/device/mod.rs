@@ -182,7 +182,7 @@ impl CudaDevice {
         let module = |unit| load(&driver, &store, &UnitBuild::plain(unit));
         let kernels = FixedKernels {
             rows: rows::RowKernels::new(&module(unit::ROWS)?)?,
-            linear: linear::LinearKernels::new(&module(unit::LINEAR)?)?,
+            linear: linear::LinearKernels::new(&module(unit::LINEAR)?, driver.sm())?,
             sample: module(unit::SAMPLE)?.function("sample", 0)?,
         };
         let packer = matrix::Packer::new(&driver, module(unit::PACK)?.function("pack", 0)?);
