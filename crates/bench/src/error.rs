@@ -1,5 +1,7 @@
 //! What can go wrong while a server is measured.
 
+use std::fmt::Write as _;
+
 use thiserror::Error;
 
 /// A failure that leaves nothing to measure, or the reason why one request failed.
@@ -16,7 +18,7 @@ pub enum BenchError {
         hint: &'static str,
     },
     /// No connection.
-    #[error("cannot connect to {address}: {source}")]
+    #[error("cannot connect to {address}")]
     Connect {
         /// Host and port.
         address: String,
@@ -24,7 +26,7 @@ pub enum BenchError {
         source: std::io::Error,
     },
     /// The connection failed while it was used.
-    #[error("{action}: {source}")]
+    #[error("the connection failed while {action}")]
     Http {
         /// What was being done.
         action: &'static str,
@@ -87,8 +89,8 @@ pub enum BenchError {
     #[error("{0}")]
     Settings(String),
     /// The async runtime could not be started.
-    #[error("cannot start the client: {0}")]
-    Runtime(std::io::Error),
+    #[error("the client's threads cannot be started")]
+    Runtime(#[source] std::io::Error),
 }
 
 impl BenchError {
@@ -111,5 +113,16 @@ impl BenchError {
             Self::Timeout { .. } => Some("allow more with --timeout, or ask for fewer tokens"),
             _ => None,
         }
+    }
+
+    /// The message and its causes on one line, for a sample.
+    pub(crate) fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let _ = write!(text, ": {error}");
+            cause = error.source();
+        }
+        text
     }
 }

@@ -96,7 +96,7 @@ async fn ask(shared: &Shared, connection: &mut Option<Connection>, body: String)
             Ok(new) => connection.insert(new),
             Err(error) => {
                 let start_us = shared.began.elapsed().as_micros() as u64;
-                return Sample { start_us, error: Some(error.to_string()), ..Sample::default() };
+                return Sample { start_us, error: Some(error.with_causes()), ..Sample::default() };
             }
         },
     };

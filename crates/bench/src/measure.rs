@@ -16,7 +16,7 @@ use crate::protocol::{Overrides, Prompts, Protocol, Row};
 use crate::report::{Conditions, Report, RowReport};
 use crate::request::{Asking, Dialect};
 use crate::sample::Sample;
-use crate::server::{self, ServerFacts};
+use crate::server::{self, DraftCounters, ServerFacts};
 
 /// Warming up, as the reference protocol does it: requests of 256 prompt and 256 generated tokens, eight at once.
 const WARM_UP_TOKENS: usize = 256;
@@ -64,7 +64,8 @@ pub trait Observer: Send + Sync {
     fn request_ended(&self, sample: &Sample);
 }
 
-/// Measures. Requests that fail are counted in the report; an error means that there is nothing to report.
+/// Measures. Requests that fail are counted in the report; an error means that there is nothing to report. Ctrl-C
+/// ends it after the last complete row.
 pub fn measure(options: &Options, observer: Arc<dyn Observer>) -> Result<Report, BenchError> {
     let endpoint = Endpoint::parse(&options.url)?;
     let rows = rows(options)?;
@@ -74,11 +75,17 @@ pub fn measure(options: &Options, observer: Arc<dyn Observer>) -> Result<Report,
         let mut session = Session::open(options, endpoint, observer).await?;
         session.warm_up().await?;
         let mut reports = Vec::new();
+        // What is done is reported, even when somebody loses patience with the rest.
+        let interrupt = tokio::signal::ctrl_c();
+        tokio::pin!(interrupt);
         for (at, row) in rows.iter().enumerate() {
             session.observer.row_began(row, at, rows.len());
-            reports.push(session.row(row, at as u64).await?);
+            tokio::select! {
+                report = session.row(row, at as u64) => reports.push(report?),
+                _ = &mut interrupt => return Ok(Report::new(session.conditions, reports, true)),
+            }
         }
-        Ok(Report::new(session.conditions, reports))
+        Ok(Report::new(session.conditions, reports, false))
     })
 }
 
@@ -157,8 +164,12 @@ impl<'a> Session<'a> {
             return Ok(RowReport::skipped(row, reason));
         }
         let load = self.load(row, number).await?;
+        let before = DraftCounters::read(&self.client).await;
         let outcome = load::run(&self.client, load, &self.observer).await?;
-        Ok(RowReport::new(row, outcome.wall_us, outcome.samples, self.asking.abilities))
+        let after = DraftCounters::read(&self.client).await;
+        let drafts = after.zip(before).and_then(|(after, before)| after.tokens_per_round_since(before));
+        let report = RowReport::new(row, outcome.wall_us, outcome.samples, self.asking.abilities);
+        Ok(RowReport { tokens_per_round: drafts, ..report })
     }
 
     /// The row's requests. `number` marks chats, so that no row repeats another's.

@@ -144,8 +144,7 @@ mod tests {
             completion_tokens: 3,
             ..Sample::default()
         };
-        let abilities = Abilities { tokenizer: true, ignore_eos: true, min_tokens: true };
-        RowReport::new(&row, 120_000, vec![sample; concurrency], abilities)
+        RowReport::new(&row, 120_000, vec![sample; concurrency], Abilities::default())
     }
 
     #[test]

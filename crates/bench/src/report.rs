@@ -22,6 +22,8 @@ pub struct Report {
     pub conditions: Conditions,
     /// In the order in which they were run.
     pub rows: Vec<RowReport>,
+    /// Whether it was stopped before its last row.
+    pub interrupted: bool,
 }
 
 /// What one has to know to repeat it.
@@ -89,6 +91,8 @@ pub struct RowReport {
     /// Decode rate of all streams together, over the time in which every stream was between its first and its last
     /// token.
     pub steady_tokens_per_s: Option<f64>,
+    /// Tokens that a round of drafting and verifying gave, by the server's counters: 1 without drafts.
+    pub tokens_per_round: Option<f64>,
     /// All generated tokens over the wall clock.
     pub output_tokens_per_s: Option<f64>,
     /// All prompt tokens over the wall clock.
@@ -98,8 +102,8 @@ pub struct RowReport {
 }
 
 impl Report {
-    pub(crate) fn new(conditions: Conditions, rows: Vec<RowReport>) -> Self {
-        Self { format: FORMAT, conditions, rows }
+    pub(crate) fn new(conditions: Conditions, rows: Vec<RowReport>, interrupted: bool) -> Self {
+        Self { format: FORMAT, conditions, rows, interrupted }
     }
 
     /// Failed requests and all requests.
@@ -137,6 +141,7 @@ impl RowReport {
             stream_tokens_per_s: summary(Sample::decode_tokens_per_s).map(|rates| rates.mean),
             decode_tokens_per_s: per_token_ms.and_then(|times| decode_rate(row, &times)),
             steady_tokens_per_s: steady_rate(&good, row.concurrency),
+            tokens_per_round: None,
             output_tokens_per_s: rate(|sample| sample.completion_tokens),
             prompt_tokens_per_s: rate(|sample| sample.prompt_tokens),
             samples: Vec::new(),
@@ -148,8 +153,7 @@ impl RowReport {
 
     /// Of a row that cannot be run.
     pub fn skipped(row: &Row, reason: String) -> Self {
-        let none = Abilities { tokenizer: false, ignore_eos: false, min_tokens: false };
-        Self { skipped: Some(reason), notes: Vec::new(), ..Self::new(row, 0, Vec::new(), none) }
+        Self { skipped: Some(reason), ..Self::new(row, 0, Vec::new(), Abilities::default()) }
     }
 }
 
@@ -287,7 +291,7 @@ pub(crate) mod tests {
             seed: 1000,
             overrides: Overrides::default(),
         };
-        Report::new(conditions, rows)
+        Report::new(conditions, rows, false)
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub(crate) async fn stream(
     let answered = client.in_time(read(client, connection, dialect, body, sent, &mut sample)).await;
     sample.end_us = micros(sent, Instant::now());
     if let Err(error) = answered.and_then(|read| read) {
-        sample.error = Some(describe(&error));
+        sample.error = Some(error.with_causes());
     }
     sample
 }
@@ -172,21 +172,6 @@ fn has_text(choice: &Value) -> bool {
         || delta["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty())
 }
 
-/// An error with its causes, on one line.
-fn describe(error: &BenchError) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.contains(&words) {
-            text.push_str(": ");
-            text.push_str(&words);
-        }
-        cause = error.source();
-    }
-    text
-}
-
 fn micros(from: Instant, to: Instant) -> u64 {
     to.saturating_duration_since(from).as_micros() as u64
 }
@@ -245,7 +230,7 @@ mod tests {
             dialect: Dialect::Chat,
             model: "m".into(),
             temperature: Some(0.0),
-            abilities: Abilities { tokenizer: false, ignore_eos: true, min_tokens: false },
+            abilities: Abilities { ignore_eos: true, ..Abilities::default() },
         };
         let body = asking.body("hi", 7, true);
         assert_eq!(body["messages"][0], json!({"role": "user", "content": "hi"}));

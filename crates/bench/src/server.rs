@@ -27,7 +27,7 @@ pub struct ServerFacts {
 }
 
 /// Extensions that make a measurement sharper.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Abilities {
     /// `/tokenize` counts a prompt as the endpoint does.
     pub tokenizer: bool,
@@ -35,6 +35,34 @@ pub struct Abilities {
     pub ignore_eos: bool,
     /// `min_tokens` is taken.
     pub min_tokens: bool,
+}
+
+/// What a server that drafts tokens has counted since it began.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct DraftCounters {
+    /// Rounds of drafting and verifying.
+    rounds: f64,
+    /// Drafted tokens that were right.
+    accepted: f64,
+}
+
+impl DraftCounters {
+    /// As the server's metrics have them, if they do.
+    pub(crate) async fn read(client: &Client) -> Option<Self> {
+        Self::parse(&optional(client, "/metrics").await?.text)
+    }
+
+    /// By the names that vLLM gives them.
+    fn parse(metrics: &str) -> Option<Self> {
+        let rounds = counter(metrics, "vllm:spec_decode_num_drafts_total")?;
+        Some(Self { rounds, accepted: counter(metrics, "vllm:spec_decode_num_accepted_tokens_total")? })
+    }
+
+    /// Tokens that a round gave, on average since `before`: the accepted ones and one of the model's own.
+    pub(crate) fn tokens_per_round_since(self, before: Self) -> Option<f64> {
+        let rounds = self.rounds - before.rounds;
+        (rounds > 0.0).then(|| 1.0 + (self.accepted - before.accepted) / rounds)
+    }
 }
 
 /// Asks the server what it is; `model` chooses among several.
@@ -50,6 +78,7 @@ pub(crate) async fn look(
     let (model, entry) = choose(&list, model)?;
     let max_context_tokens =
         ["max_model_len", "context_length"].iter().find_map(|name| entry[*name].as_u64());
+    let metrics = optional(client, "/metrics").await.map_or(String::new(), |answer| answer.text);
     let abilities = probe(client, &model, dialect).await?;
     Ok(ServerFacts {
         url,
@@ -59,7 +88,7 @@ pub(crate) async fn look(
         version: optional(client, "/version")
             .await
             .and_then(|answer| serde_json::from_str(&answer.text).ok()),
-        numerics: optional(client, "/metrics").await.and_then(|answer| numerics(&answer.text)),
+        numerics: numerics(&metrics),
         abilities,
     })
 }
@@ -160,6 +189,16 @@ fn header(answer: &Answer, name: &str) -> Option<String> {
     answer.headers.get(name)?.to_str().ok().map(str::to_owned)
 }
 
+/// A counter of the Prometheus text, all its labels together.
+fn counter(metrics: &str, name: &str) -> Option<f64> {
+    let values = metrics.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        let rest = if rest.starts_with('{') { rest.split_once('}')?.1 } else { rest };
+        rest.strip_prefix(' ')?.split(' ').next()?.parse::<f64>().ok()
+    });
+    values.reduce(|sum, value| sum + value)
+}
+
 /// The label `numerics` of `..._build_info`, which says how the model is computed.
 fn numerics(metrics: &str) -> Option<String> {
     let line = metrics.lines().find(|line| !line.starts_with('#') && line.contains("build_info{"))?;
@@ -187,5 +226,23 @@ mod tests {
         let metrics = "# HELP qwill_build_info x\nqwill_build_info{version=\"0.1.0\",model=\"tiny\",numerics=\"w4a8 kv=f32\"} 1\n";
         assert_eq!(numerics(metrics).as_deref(), Some("w4a8 kv=f32"));
         assert_eq!(numerics("process_build_info{version=\"1\"} 1\n"), None);
+    }
+
+    #[test]
+    fn drafts_are_counted_over_all_labels() {
+        let metrics = |rounds, accepted| {
+            let name = "vllm:spec_decode_num_";
+            let text = format!(
+                "# TYPE {name}drafts_total counter\n{name}drafts_total{{engine=\"0\"}} {rounds}\n\
+                 {name}drafts_total{{engine=\"1\"}} 1.0\n{name}accepted_tokens_total {accepted} 1700000000\n\
+                 {name}accepted_tokens_total_created 5\n"
+            );
+            DraftCounters::parse(&text)
+        };
+        let (before, after) = (metrics(10.0, 20.0).unwrap(), metrics(20.0, 39.0).unwrap());
+        assert_eq!(before, DraftCounters { rounds: 11.0, accepted: 20.0 });
+        assert_eq!(after.tokens_per_round_since(before), Some(2.9));
+        assert_eq!(after.tokens_per_round_since(after), None);
+        assert_eq!(DraftCounters::parse("qwill_uptime_seconds 3\n"), None);
     }
 }

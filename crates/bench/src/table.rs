@@ -164,7 +164,13 @@ fn write_notes(text: &mut String, report: &Report) {
     for row in &report.rows {
         let name = name(row);
         notes.extend(row.skipped.iter().map(|reason| format!("{name}: not run, {reason}")));
+        if let Some(tokens) = row.tokens_per_round {
+            notes.push(format!("{name}: {tokens:.2} tokens a round, by the server's draft counters"));
+        }
         notes.extend(row.notes.iter().map(|note| format!("{name}: {note}")));
+    }
+    if report.interrupted {
+        notes.push("interrupted: the remaining rows were not run".to_owned());
     }
     if !notes.is_empty() {
         let _ = writeln!(text, "\n{}", notes.join("\n"));
@@ -212,8 +218,7 @@ mod tests {
     fn row(protocol: Protocol, prompts: Prompts, samples: Vec<Sample>) -> RowReport {
         let row =
             Row { protocol, prompts, concurrency: 2, requests: 2, output_tokens: 3, exact_output: true };
-        let abilities = Abilities { tokenizer: true, ignore_eos: true, min_tokens: true };
-        RowReport::new(&row, 1_000_000, samples, abilities)
+        RowReport::new(&row, 1_000_000, samples, Abilities::default())
     }
 
     fn sample() -> Sample {

@@ -8,9 +8,11 @@ use super::scale::{tick_text, ticks};
 const ABOVE: f64 = 44.0;
 /// Below them, px: ticks and the quantity's name.
 const BELOW: f64 = 40.0;
-/// From bar to bar, px.
-const PITCH: f64 = 22.0;
+/// A bar and the distance to the next one, px.
 const BAR_HEIGHT: f64 = 14.0;
+const BAR_GAP: f64 = 7.0;
+/// The distance within a cluster: to a bar without a label, which belongs to the one above it.
+const CLUSTER_GAP: f64 = 2.0;
 
 /// A chart of horizontal bars from 0.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,7 +32,7 @@ pub struct BarChart {
 /// One bar.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
-    /// On its left.
+    /// On its left; empty for one more bar of the label above.
     pub label: String,
     /// Its length, at least 0.
     pub value: f64,
@@ -42,7 +44,20 @@ pub struct Bar {
 
 impl BarChart {
     pub(super) fn height(&self) -> f64 {
-        ABOVE + self.bars.len() as f64 * PITCH + BELOW
+        let last = self.tops().last().map_or(0.0, |top| top + BAR_HEIGHT);
+        ABOVE + last + BAR_GAP + BELOW
+    }
+
+    /// The upper edge of each bar below the first one's upper gap, px.
+    fn tops(&self) -> Vec<f64> {
+        let mut next = 0.0;
+        let mut tops = Vec::with_capacity(self.bars.len());
+        for bar in &self.bars {
+            let gap = if bar.label.is_empty() { CLUSTER_GAP } else { BAR_GAP };
+            tops.push(next + gap);
+            next += gap + BAR_HEIGHT;
+        }
+        tops
     }
 
     pub(super) fn draw(&self, canvas: &mut Canvas, area: Area) {
@@ -68,8 +83,8 @@ impl BarChart {
             canvas.text(x, bottom + 15.0, Align::Middle, "faint", &tick_text(tick));
         }
         canvas.text(left + width / 2.0, bottom + 33.0, Align::Middle, "faint", &self.x_label);
-        for (at, bar) in self.bars.iter().enumerate() {
-            let middle = top + (at as f64 + 0.5) * PITCH;
+        for (bar, bar_top) in self.bars.iter().zip(self.tops()) {
+            let middle = top + bar_top + BAR_HEIGHT / 2.0;
             let value = if bar.value.is_finite() { bar.value.max(0.0) } else { 0.0 };
             let class = format!("f{}", bar.group % COLOURS);
             canvas.text(left - 8.0, middle + 4.0, Align::End, "label", &bar.label);
@@ -89,7 +104,7 @@ impl BarChart {
         for (at, name) in self.groups.iter().enumerate() {
             canvas.rectangle(x, area.top + 23.0, 10.0, 10.0, &format!("f{}", at % COLOURS));
             canvas.text(x + 15.0, area.top + 32.0, Align::Start, "label", name);
-            x += 15.0 + name.chars().count() as f64 * CHARACTER_WIDTH + 18.0;
+            x += 15.0 + name.chars().count() as f64 * CHARACTER_WIDTH + 22.0;
         }
     }
 }

@@ -7,7 +7,7 @@ use super::scale::{tick_text, ticks};
 /// Room around the plot itself, px.
 const LEFT: f64 = 46.0;
 const RIGHT: f64 = 14.0;
-const ABOVE: f64 = 58.0;
+const ABOVE: f64 = 68.0;
 const BELOW: f64 = 44.0;
 
 /// A chart of curves. The horizontal axis is logarithmic and has a tick at every measured value; the vertical axis
@@ -34,7 +34,7 @@ pub struct Series {
 }
 
 impl LineChart {
-    pub(super) const HEIGHT: f64 = 300.0;
+    pub(super) const HEIGHT: f64 = 310.0;
 
     pub(super) fn draw(&self, canvas: &mut Canvas, area: Area) {
         let plot = Area {
@@ -55,7 +55,7 @@ impl LineChart {
             canvas.line((plot.left, y), (plot.left + plot.width, y), class);
             canvas.text(plot.left - 7.0, y + 4.0, Align::End, "faint", &tick_text(tick));
         }
-        canvas.text(area.left, area.top + 50.0, Align::Start, "faint", &self.y_label);
+        canvas.text(area.left, area.top + 54.0, Align::Start, "faint", &self.y_label);
         let middle = plot.left + plot.width / 2.0;
         canvas.text(middle, area.top + area.height - 6.0, Align::Middle, "faint", &self.x_label);
 
@@ -89,7 +89,7 @@ impl LineChart {
         for (at, series) in self.series.iter().enumerate() {
             canvas.marker(x, area.top + 28.0, at);
             canvas.text(x + 10.0, area.top + 32.0, Align::Start, "label", &series.name);
-            x += 10.0 + series.name.chars().count() as f64 * CHARACTER_WIDTH + 18.0;
+            x += 10.0 + series.name.chars().count() as f64 * CHARACTER_WIDTH + 22.0;
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
@@ -160,7 +160,7 @@ fn what_cannot_be_measured_says_why() {
 /// What a scripted server does with a request for a stream.
 #[derive(Clone, Copy)]
 enum Script {
-    /// A whole answer, twice as many chunks as tokens were asked for being none: one chunk a token.
+    /// A whole answer, one chunk a token.
     Answer,
     /// The connection is closed in the middle.
     Cut,
@@ -172,6 +172,8 @@ enum Script {
     Busy,
     /// A chunk that is no JSON.
     Garbage,
+    /// Nothing, ever.
+    Hang,
 }
 
 /// A server that counts a token for every word, refuses extensions and answers streams by turns; its address.
@@ -223,6 +225,10 @@ fn answer(stream: &mut TcpStream, path: &str, body: &Value, script: impl FnOnce(
     if path == "/v1/models" {
         return whole(stream, 200, &json!({"data": [{"id": "scripted"}]}));
     }
+    if path == "/metrics" {
+        let drafts = "vllm:spec_decode_num_drafts_total 5\nvllm:spec_decode_num_accepted_tokens_total 9\n";
+        return whole(stream, 200, &drafts);
+    }
     if path != "/v1/chat/completions" {
         return whole(stream, 404, &json!({"message": "no such thing"}));
     }
@@ -236,6 +242,11 @@ fn answer(stream: &mut TcpStream, path: &str, body: &Value, script: impl FnOnce(
     if matches!(script, Script::Busy) {
         return whole(stream, 503, &json!({"error": {"message": "busy"}}));
     }
+    if matches!(script, Script::Hang) {
+        // Until the client goes.
+        let _ = stream.read(&mut [0]);
+        return false;
+    }
     let chunk = |value: &Value| format!("data: {value}\n\n");
     let text = chunk(&json!({"choices": [{"delta": {"content": "x"}, "finish_reason": null}]}));
     let end = chunk(&json!({"choices": [{"delta": {}, "finish_reason": "length"}]}));
@@ -246,17 +257,41 @@ fn answer(stream: &mut TcpStream, path: &str, body: &Value, script: impl FnOnce(
         Script::Cut => text,
         Script::Fail => text + &chunk(&json!({"error": {"message": "out of pages"}})) + "data: [DONE]\n\n",
         Script::NoUsage => text + &end + "data: [DONE]\n\n",
-        Script::Garbage | Script::Busy => text + "data: {\n\n",
+        Script::Garbage | Script::Busy | Script::Hang => text + "data: {\n\n",
     };
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
     let _ = stream.write_all((head.to_owned() + &events).as_bytes());
     false
 }
 
-fn whole(stream: &mut TcpStream, status: u16, body: &Value) -> bool {
+fn whole(stream: &mut TcpStream, status: u16, body: &impl ToString) -> bool {
     let text = body.to_string();
     let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n", text.len());
     stream.write_all((head + &text).as_bytes()).is_ok()
+}
+
+#[test]
+fn an_interrupt_keeps_the_rows_that_are_complete() {
+    let url = scripted(&[Script::Answer, Script::Hang]);
+    let mut child = qwill(&["bench", "serve", "--warm-up", "0", "--url", &url])
+        .args(["--protocol=prefill", "--prompt-tokens=20,30", "--concurrency=1", "--requests=1", "--json=-"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The second row's only request is never answered; its line says that it has begun.
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("2 of 2")));
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let mut json = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut json).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["interrupted"], true);
+    assert_eq!(report["rows"].as_array().map(Vec::len), Some(1));
+    let rest: String = lines.map(|line| line + "\n").collect();
+    assert!(rest.contains("interrupted"), "{rest}");
 }
 
 const ROWS: [&str; 5] =

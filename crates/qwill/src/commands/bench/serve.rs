@@ -28,6 +28,9 @@ pub(crate) fn run(arguments: &BenchServeArgs) -> Result<()> {
     }
     let report = qwill_bench::measure(&options(arguments)?, Arc::new(Progress::new()))?;
     write(arguments, &report)?;
+    if report.interrupted {
+        return Err(Hinted::error("interrupted", "the report has the rows that were complete"));
+    }
     match report.failures() {
         (0, _) => Ok(()),
         (failed, all) => Err(Hinted::error(
