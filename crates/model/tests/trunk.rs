@@ -8,8 +8,9 @@ use common::{
     Golden, MAX_ROWS, Sequence, argmax, assert_close, assert_close_relative, fast, gpu, json, logsumexp,
     reference, rows_of, tiny,
 };
+use qwill_cuda::Activity;
 use qwill_device::batch::{CONV_RING, PAGE_TOKENS};
-use qwill_device::{Activations, Device, KvType, LayerKind};
+use qwill_device::{Activations, Device, KvType, LayerKind, SampleRow};
 use qwill_model::Model;
 use qwill_weights::Quantize;
 
@@ -374,6 +375,64 @@ fn a_verify_on_the_gpu_has_the_bits_of_plain_steps() {
         done += width;
     }
     assert_eq!(done, 48);
+}
+
+/// Rounds of one and of several rows: replayed, and op by op (a device that measures its ops does not replay).
+#[test]
+fn a_replayed_round_on_the_gpu_has_the_bits_of_its_ops() {
+    let Some(device) = gpu() else { return };
+    let golden = Golden::open("golden/trunk.safetensors");
+    let mut model = tiny(device, Quantize::Int4, KvType::Bf16);
+    let tokens = golden.ints("n65.greedy_ids");
+    let mut run = |measured: bool| {
+        if measured {
+            model.device().start_measuring();
+        }
+        let before = model.device().activity();
+        let mut sequence = Sequence::default();
+        let mut logits = prefill(&mut model, &mut sequence, golden.ints("n65.ids"), MAX_ROWS);
+        let mut done = 0;
+        // The ring is full before the last one, which folds it.
+        for width in [1, 2, 5, 8, 1, 11, 3, 1, 4] {
+            logits.extend(sequence.verify(&mut model, &tokens[done..done + width]));
+            sequence.commit(width);
+            done += width;
+        }
+        let replays = model.device().activity().replays - before.replays;
+        model.device().stop_measuring();
+        (logits, replays)
+    };
+    let (by_op, none) = run(true);
+    let (replayed, rounds) = run(false);
+    assert_eq!((none, rounds), (0, 9));
+    assert!(by_op == replayed);
+}
+
+/// Prompts, rounds of every size up to the slots' and sampling, all after the model was loaded.
+#[test]
+fn steps_on_the_gpu_take_no_memory_load_no_code_and_never_block_on_a_copy() {
+    let Some(device) = gpu() else { return };
+    let golden = Golden::open("golden/trunk.safetensors");
+    let mut model = tiny(device, Quantize::Int8, KvType::Int8);
+    let vocab = model.geometry().vocab;
+    let loaded = model.device().activity();
+    let mut sequence = Sequence::default();
+    model.clear_slot(1).unwrap();
+    let prompt = sequence.prefill_batch(golden.ints("n130.ids"));
+    model.forward(&prompt, &[prompt.rows() - 1]).unwrap();
+    let mut token = model.sample(&[SampleRow::greedy(0, vocab)]).unwrap()[0].token;
+    for _ in 0..40 {
+        let batch = sequence.round_batch(&[token]);
+        model.forward(&batch, &[0]).unwrap();
+        sequence.commit(1);
+        let row =
+            SampleRow { temperature: 0.8, top_p: 0.9, top_logprobs: Some(5), ..SampleRow::greedy(0, vocab) };
+        token = model.sample(&[row]).unwrap()[0].token;
+    }
+    let served = model.device().activity();
+    assert_eq!(served.replays - loaded.replays, 40);
+    let kept = |activity: Activity| (activity.allocations, activity.loads, activity.blocking_reads);
+    assert_eq!(kept(served), kept(loaded));
 }
 
 /// Greedy answers to chat prompts, stopping at a stop token.

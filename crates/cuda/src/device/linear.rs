@@ -30,6 +30,9 @@ const SPLITS: usize = 8;
 /// Outputs from which on a block takes four row tiles of int4 at once: fewer would leave SMs without a block.
 const WIDE_OUTPUTS: usize = 8192;
 
+/// Rows up to which few outputs are left to more blocks; above, reading tokens costs more than idle SMs.
+const NARROW_ROWS: usize = 4;
+
 /// Entry points of linear.cu.
 #[derive(Debug)]
 pub(super) struct LinearKernels {
@@ -44,7 +47,7 @@ pub(super) struct LinearKernels {
 struct Family {
     /// For at most so many tokens, ascending.
     few: Vec<Few>,
-    /// For at most eight tokens and [`WIDE_OUTPUTS`] or more.
+    /// For at most eight tokens, and [`WIDE_OUTPUTS`] or more than [`NARROW_ROWS`] of them.
     wide: Option<Few>,
     /// For any number.
     many: Function,
@@ -145,7 +148,8 @@ impl LinearKernels {
             WeightFormat::Bf16 => &self.bf16,
             WeightFormat::F32 | WeightFormat::F16 => return Choice::Plain(&self.plain),
         };
-        let wide = family.wide.iter().filter(|few| outputs >= WIDE_OUTPUTS && rows <= few.most_rows);
+        let shared = outputs >= WIDE_OUTPUTS || rows > NARROW_ROWS;
+        let wide = family.wide.iter().filter(|few| shared && rows <= few.most_rows);
         match wide.chain(&family.few).find(|few| rows <= few.most_rows) {
             Some(few) => Choice::Few(few),
             None => Choice::Many(&family.many),

@@ -132,9 +132,14 @@ impl Sequence {
         batch
     }
 
+    /// A round of the next tokens.
+    pub(crate) fn round_batch(&self, tokens: &[u32]) -> Batch {
+        self.batch(Phase::Rows, tokens, self.position)
+    }
+
     /// Runs decode or verify rows without committing them; returns one row of logits per token.
     pub(crate) fn verify<D: Device>(&self, model: &mut Model<D>, tokens: &[u32]) -> Vec<Vec<f32>> {
-        let batch = self.batch(Phase::Rows, tokens, self.position);
+        let batch = self.round_batch(tokens);
         let rows: Vec<usize> = (0..tokens.len()).collect();
         model.forward(&batch, &rows).unwrap();
         rows_of(&model.read_logits(tokens.len()).unwrap(), tokens.len())
