@@ -25,6 +25,7 @@ pub(crate) struct Driver {
     stream: sys::CUstream,
     name: String,
     sm: u32,
+    sm_count: usize,
     budget_bytes: u64,
     used_bytes: AtomicU64,
     counters: Counters,
@@ -173,6 +174,8 @@ impl Driver {
                     stream,
                     name: result::device::get_name(device)?,
                     sm: (major * 10 + minor) as u32,
+                    sm_count: attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
+                        as usize,
                     budget_bytes: budget_bytes
                         .map_or(free_bytes as u64, |budget| budget.min(free_bytes as u64)),
                     used_bytes: AtomicU64::new(0),
@@ -195,6 +198,10 @@ impl Driver {
     /// Compute capability, times ten.
     pub(crate) fn sm(&self) -> u32 {
         self.sm
+    }
+    /// Streaming multiprocessors.
+    pub(crate) fn sm_count(&self) -> usize {
+        self.sm_count
     }
     pub(crate) fn budget_bytes(&self) -> u64 {
         self.budget_bytes

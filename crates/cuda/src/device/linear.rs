@@ -33,6 +33,10 @@ const WIDE_OUTPUTS: usize = 8192;
 /// Rows up to which few outputs are left to more blocks; above, reading tokens costs more than idle SMs.
 const NARROW_ROWS: usize = 4;
 
+/// Shared memory of which a data-center card's SM holds one block: started early, the blocks of a launch that has fewer of
+/// them than there are SMs would be put two on one SM, beside what still runs on the others.
+const ALONE_SHARED_BYTES: usize = 116 << 10;
+
 /// Entry points of linear.cu.
 #[derive(Debug)]
 pub(super) struct LinearKernels {
@@ -40,6 +44,21 @@ pub(super) struct LinearKernels {
     int8: Family,
     bf16: Family,
     plain: Function,
+    card: Card,
+}
+
+/// What the choice of a kernel needs to know of the GPU.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Card {
+    pub(super) sm: u32,
+    pub(super) sm_count: usize,
+}
+
+impl Card {
+    /// As `MUCH_SHARED` in the source.
+    fn much_shared(self) -> bool {
+        self.sm == 80 || (90..120).contains(&self.sm)
+    }
 }
 
 /// Kernels of one format.
@@ -62,6 +81,8 @@ struct Few {
     /// Row tiles of a block.
     row_tiles: usize,
     shared_bytes: usize,
+    /// The same for so few blocks that each should have an SM.
+    alone_shared_bytes: usize,
     kernel: Function,
 }
 
@@ -69,6 +90,7 @@ impl Few {
     /// `eight_tokens`: a ring of halves of 64 columns, `codes_bytes` for each of the row tiles and eight tokens of 64
     /// activations and 16 bytes, and the scales of the groups.
     fn ring(
+        card: Card,
         module: &Arc<Module>,
         name: &str,
         row_tiles: usize,
@@ -78,8 +100,9 @@ impl Few {
         let groups = if ring.is_multiple_of(2) { ring / 2 } else { ring };
         let warp = ring * (row_tiles * codes_bytes + 8 * (64 + 8) * 2) + groups * row_tiles * TILE_ROWS * 2;
         let shared_bytes = (SPLITS * warp).max(sums_bytes(row_tiles, 8));
-        let kernel = module.early_function(name, shared_bytes as u32)?;
-        Ok(Self { most_rows: 8, tokens: 8, row_tiles, shared_bytes, kernel })
+        let alone_shared_bytes = if card.much_shared() { ALONE_SHARED_BYTES } else { shared_bytes };
+        let kernel = module.early_function(name, alone_shared_bytes as u32)?;
+        Ok(Self { most_rows: 8, tokens: 8, row_tiles, shared_bytes, alone_shared_bytes, kernel })
     }
 
     /// `few_tokens`.
@@ -92,7 +115,7 @@ impl Few {
     ) -> Result<Self, DeviceError> {
         let shared_bytes = sums_bytes(row_tiles, tokens);
         let kernel = module.early_function(name, shared_bytes as u32)?;
-        Ok(Self { most_rows, tokens, row_tiles, shared_bytes, kernel })
+        Ok(Self { most_rows, tokens, row_tiles, shared_bytes, alone_shared_bytes: shared_bytes, kernel })
     }
 }
 
@@ -102,24 +125,22 @@ fn sums_bytes(row_tiles: usize, tokens: usize) -> usize {
 }
 
 impl LinearKernels {
-    pub(super) fn new(module: &Arc<Module>, sm: u32) -> Result<Self, DeviceError> {
-        // As `MUCH_SHARED` in the source.
-        let much_shared = sm == 80 || (90..120).contains(&sm);
-        let ring = |large: usize, small: usize| if much_shared { large } else { small };
+    pub(super) fn new(module: &Arc<Module>, card: Card) -> Result<Self, DeviceError> {
+        let ring = |large: usize, small: usize| if card.much_shared() { large } else { small };
         let many = |name: &str| module.early_function(name, MANY_SHARED_BYTES as u32);
         Ok(Self {
             int4: Family {
                 few: vec![
-                    Few::ring(module, "int4_8", 2, 512, ring(6, 4))?,
+                    Few::ring(card, module, "int4_8", 2, 512, ring(6, 4))?,
                     Few::registers(module, "int4_16", 4, 16, 16)?,
                     Few::registers(module, "int4_32", 3, 32, 64)?,
                 ],
-                wide: Some(Few::ring(module, "int4_wide_8", 4, 512, ring(4, 3))?),
+                wide: Some(Few::ring(card, module, "int4_wide_8", 4, 512, ring(4, 3))?),
                 many: many("int4_64")?,
             },
             int8: Family {
                 few: vec![
-                    Few::ring(module, "int8_8", 2, 1024, 3)?,
+                    Few::ring(card, module, "int8_8", 2, 1024, 3)?,
                     Few::registers(module, "int8_16", 2, 16, 16)?,
                     Few::registers(module, "int8_32", 2, 32, 64)?,
                 ],
@@ -129,13 +150,14 @@ impl LinearKernels {
             // 32 tokens and unpacked weights do not fit into registers.
             bf16: Family {
                 few: vec![
-                    Few::ring(module, "bf16_8", 1, 2048, 3)?,
+                    Few::ring(card, module, "bf16_8", 1, 2048, 3)?,
                     Few::registers(module, "bf16_16", 2, 16, 16)?,
                 ],
                 wide: None,
                 many: many("bf16_64")?,
             },
             plain: module.early_function("plain", 0)?,
+            card,
         })
     }
 
@@ -173,11 +195,13 @@ impl Choice<'_> {
         }
     }
 
-    fn launch(&self, blocks: usize, rows: usize) -> (&Function, Extent) {
+    fn launch(&self, card: Card, blocks: usize, rows: usize) -> (&Function, Extent) {
         match self {
             Self::Few(few) => {
+                let alone = blocks <= card.sm_count;
+                let shared_bytes = if alone { few.alone_shared_bytes } else { few.shared_bytes };
                 let extent = Extent::new((blocks, rows.div_ceil(few.tokens), 1), SPLITS * 32);
-                (&few.kernel, extent.with_shared(few.shared_bytes))
+                (&few.kernel, extent.with_shared(shared_bytes))
             }
             Self::Many(kernel) => {
                 let extent = Extent::new((rows.div_ceil(64), blocks, 1), 256);
@@ -302,7 +326,7 @@ impl CudaDevice {
             rows: rows as u32,
             mode: mode as u32,
         };
-        let (kernel, extent) = choice.launch(blocks, rows);
+        let (kernel, extent) = choice.launch(self.kernels.linear.card, blocks, rows);
         self.driver.launch(check.0, kernel, extent, &params)?;
         Ok(outputs)
     }

@@ -180,9 +180,10 @@ impl CudaDevice {
         let target = CompileTarget { cuda_version: Driver::cuda_version(), sm: Some(driver.sm()) };
         let store = KernelStore::new(options.kernel_cache_directory.clone()).for_target(target);
         let module = |unit| load(&driver, &store, &UnitBuild::plain(unit));
+        let card = linear::Card { sm: driver.sm(), sm_count: driver.sm_count() };
         let kernels = FixedKernels {
             rows: rows::RowKernels::new(&module(unit::ROWS)?)?,
-            linear: linear::LinearKernels::new(&module(unit::LINEAR)?, driver.sm())?,
+            linear: linear::LinearKernels::new(&module(unit::LINEAR)?, card)?,
             sample: module(unit::SAMPLE)?.function("sample", 0)?,
         };
         let packer = matrix::Packer::new(&driver, module(unit::PACK)?.function("pack", 0)?);
