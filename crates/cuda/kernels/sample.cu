@@ -186,10 +186,17 @@ __device__ u32 fallback(const SampleRow &row, const float *logits, float *scratc
 }
 
 __device__ u32 draw(const SampleRow &row, const float *logits, float *scratch, u32 limit) {
-    adjust(row, logits, scratch, limit);
+    // Without anything to adjust the row is read where it is.
+    bool adjusted = row.seen_len + row.bias_len + row.banned_len > 0;
+    if (adjusted) adjust(row, logits, scratch, limit);
+    const float *adjusted_logits = adjusted ? scratch : logits;
     u64 best = 0;
-    for (u32 token = threadIdx.x; token < limit; token += BLOCK)
-        if (scratch[token] > -INFINITY_F32) best = max(best, key_of(scratch[token], token));
+    // Eight loads on their way: one at a time, a row of 248,320 waits 242 times for L2, 90 us.
+#pragma unroll 8
+    for (u32 token = threadIdx.x; token < limit; token += BLOCK) {
+        float logit = not_nan(adjusted_logits[token]);
+        if (logit > -INFINITY_F32) best = max(best, key_of(logit, token));
+    }
     best = block_max(best);
     if (!best) return fallback(row, logits, scratch, limit);
     float top = __fdiv_rn(logit_of(best), row.temperature);
@@ -198,7 +205,7 @@ __device__ u32 draw(const SampleRow &row, const float *logits, float *scratch, u
     float least = fminf(row.min_p, 1.0f);
     // In the running and its logit over the temperature.
     auto in = [&](u32 token, float &logit) {
-        logit = scratch[token];
+        logit = not_nan(adjusted_logits[token]);
         if (!(logit > -INFINITY_F32)) return false;
         logit = __fdiv_rn(logit, row.temperature);
         return !(row.min_p > 0.0f) || exp((double)__fsub_rn(logit, top)) >= (double)least;
@@ -261,6 +268,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) sample(const SampleParams
     result.token = token;
     if (row.flags & FLAG_REPORT) {
         u64 best = 0;
+#pragma unroll 8
         for (u32 i = threadIdx.x; i < limit; i += BLOCK) best = max(best, key_of(not_nan(logits[i]), i));
         best = block_max(best);
         result.largest = best ? logit_of(best) : -INFINITY_F32;
