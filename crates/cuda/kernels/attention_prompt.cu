@@ -1,6 +1,7 @@
 // Attention of prompt rows on tensor cores: a running softmax over the positions, 32 at a time from position 0 on, for 64
 // query vectors at once. Everything about a row is done in an order that its position fixes: a block of positions that
-// it does not see leaves its maximum, sum and output as they are.
+// it does not see leaves its maximum, sum and output as they are, and no product may be joined with a sum here but not
+// there.
 // Compiled for: HEAD_DIM (a multiple of 8, at most 256), QUERY_HEADS, KV_HEADS, KV_TYPE (bf16 or int8), SHARED_BYTES.
 #include "attention.cuh"
 
@@ -13,7 +14,6 @@
 // Bytes of a vector in shared memory, an odd multiple of 16: eight rows of 16 bytes lie in different banks.
 #define STRIDE (DIM * 2 + 16)
 #define VECTORS_BYTES (BLOCK * STRIDE)
-#define LOG2_E 1.4426950408889634f
 
 #if KV_TYPE == KV_INT8
 #define BUFFERS 1 // codes arrive beside it and are widened into it
@@ -65,21 +65,6 @@ __device__ __forceinline__ void store_16(u32 to, const u32 (&from)[4]) {
 
 // ---- arithmetic -----------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ u32 pack_bf16(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
 // Over the four lanes that share a row of an accumulator.
 __device__ __forceinline__ float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -89,13 +74,6 @@ __device__ __forceinline__ float row_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-// Two int8 codes, bytes 0 and 2, as bf16: 128 + (code & 127), less 128 or, where the code is negative, 256. Exact.
-__device__ __forceinline__ u32 codes_to_bf16(u32 codes) {
-    u32 biased = (codes & 0x007f007fu) | 0x43004300u, bias = (codes & 0x00800080u) | 0xc300c300u, pair;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(biased), "r"(0x3f803f80u), "r"(bias));
-    return pair;
-}
-
 // ---- the kernel -----------------------------------------------------------------------------------------------
 
 // What a block attends with: rows of one span, all heads of one kv head.
@@ -231,7 +209,7 @@ __device__ __forceinline__ float soften(float (&scores)[BLOCK / 8][4], int half,
     for (int n = 0; n < BLOCK / 8; n++) {
 #pragma unroll
         for (int i = 2 * half; i < 2 * half + 2; i++) {
-            scores[n][i] = exp2_fast(scores[n][i] - largest);
+            scores[n][i] = exp2_fast(__fsub_rn(scores[n][i], largest));
             sum += scores[n][i];
         }
     }
@@ -311,9 +289,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_prompt(const Prompt
 #pragma unroll
             for (int i = 0; i < 4; i++) {
 #if KV_TYPE == KV_INT8
-                scores[n][i] *= key_scales[n][i & 1];
+                scores[n][i] = __fmul_rn(scores[n][i], key_scales[n][i & 1]);
 #else
-                scores[n][i] *= log_scale;
+                scores[n][i] = __fmul_rn(scores[n][i], log_scale);
 #endif
             }
         }

@@ -101,7 +101,7 @@ params! {
         step: StepParams, projected: u64, q_norm: u64, k_norm: u64, inverse: u64, query: u64, kv: KvParams,
         projected_cols: u32, query_cols: u32, eps: f32,
     }
-    /// attention.cu, `attend` and `combine`.
+    /// `attention_rows.cu` and `attention_plain.cu`, all, and attention.cu, `combine`.
     AttendParams {
         step: StepParams, query: u64, projected: u64, kv: KvParams, partials: u64, out: u64,
         first_row: u32, query_cols: u32, projected_cols: u32, out_cols: u32, scale: f32,

@@ -51,7 +51,17 @@ pub(crate) const LINEAR: Unit = Unit {
 pub(crate) const ATTENTION: Unit = Unit {
     name: "attention",
     source: include_str!("../kernels/attention.cu"),
-    kernels: &["prepare", "attend", "combine"],
+    kernels: &["prepare", "combine"],
+};
+pub(crate) const ATTENTION_PLAIN: Unit = Unit {
+    name: "attention_plain",
+    source: include_str!("../kernels/attention_plain.cu"),
+    kernels: &["attend_plain"],
+};
+pub(crate) const ATTENTION_ROWS: Unit = Unit {
+    name: "attention_rows",
+    source: include_str!("../kernels/attention_rows.cu"),
+    kernels: &["attend_one", "attend_many"],
 };
 pub(crate) const ATTENTION_PROMPT: Unit = Unit {
     name: "attention_prompt",
@@ -128,8 +138,19 @@ fn kv_constant(kv_type: KvType) -> usize {
     }
 }
 
+/// The units that attend.
+pub(crate) struct AttentionUnits {
+    /// Before and after.
+    pub(crate) around: UnitBuild,
+    /// What attends for rows that are split over their positions: on plain cores for keys and values in f32, which
+    /// takes prompts as well, and on tensor cores for the other types.
+    pub(crate) rows: UnitBuild,
+    /// What attends for prompts; none in f32.
+    pub(crate) prompt: Option<UnitBuild>,
+}
+
 /// The attention kernels of a shape; an error where the kernels cannot take it.
-pub fn attention_unit(shape: &AttentionShape, kv_type: KvType) -> Result<UnitBuild, String> {
+pub(crate) fn attention_units(shape: &AttentionShape, kv_type: KvType) -> Result<AttentionUnits, String> {
     let AttentionShape { query_heads, kv_heads, head_dim, rope_dims, .. } = *shape;
     let fits = head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim) && rope_dims <= head_dim;
     let heads_fit = kv_heads > 0 && query_heads.is_multiple_of(kv_heads) && query_heads / kv_heads <= 8;
@@ -138,26 +159,22 @@ pub fn attention_unit(shape: &AttentionShape, kv_type: KvType) -> Result<UnitBui
             "the kernels take heads of 8 to 256 in steps of 8 and at most 8 query heads per kv head, not {shape:?}"
         ));
     }
-    let defines = vec![
-        ("HEAD_DIM", head_dim),
-        ("ROPE_DIMS", rope_dims),
-        ("QUERY_HEADS", query_heads),
-        ("KV_HEADS", kv_heads),
-        ("KV_TYPE", kv_constant(kv_type)),
-    ];
-    Ok(UnitBuild { unit: ATTENTION, defines })
-}
-
-/// The kernel that attends for prompts; `None` for keys and values in f32, which take the one for decode rows.
-pub(crate) fn prompt_unit(shape: &AttentionShape, kv_type: KvType) -> Option<UnitBuild> {
-    let defines = vec![
-        ("HEAD_DIM", shape.head_dim),
-        ("QUERY_HEADS", shape.query_heads),
-        ("KV_HEADS", shape.kv_heads),
-        ("KV_TYPE", kv_constant(kv_type)),
-        ("SHARED_BYTES", prompt_shared_bytes(shape.head_dim, kv_type)),
-    ];
-    (kv_type != KvType::F32).then_some(UnitBuild { unit: ATTENTION_PROMPT, defines })
+    let build = |unit, more: &[(&'static str, usize)]| {
+        let common = [
+            ("HEAD_DIM", head_dim),
+            ("QUERY_HEADS", query_heads),
+            ("KV_HEADS", kv_heads),
+            ("KV_TYPE", kv_constant(kv_type)),
+        ];
+        UnitBuild { unit, defines: common.into_iter().chain(more.iter().copied()).collect() }
+    };
+    let plain = kv_type == KvType::F32;
+    let shared_bytes = ("SHARED_BYTES", prompt_shared_bytes(head_dim, kv_type));
+    Ok(AttentionUnits {
+        around: build(ATTENTION, &[("ROPE_DIMS", rope_dims)]),
+        rows: build(if plain { ATTENTION_PLAIN } else { ATTENTION_ROWS }, &[]),
+        prompt: (!plain).then(|| build(ATTENTION_PROMPT, &[shared_bytes])),
+    })
 }
 
 /// Query vectors that a block of the prompt kernel attends for: `TILE` in the source.
@@ -205,8 +222,8 @@ pub fn fixed_units() -> Vec<UnitBuild> {
 pub fn units_of(geometry: &Geometry, kv_types: &[KvType]) -> Result<Vec<UnitBuild>, String> {
     let mut units = fixed_units();
     for kv_type in kv_types {
-        units.push(attention_unit(&geometry.attention, *kv_type)?);
-        units.extend(prompt_unit(&geometry.attention, *kv_type));
+        let AttentionUnits { around, rows, prompt } = attention_units(&geometry.attention, *kv_type)?;
+        units.extend([around, rows].into_iter().chain(prompt));
     }
     units.push(gdn_unit(&geometry.gdn)?);
     Ok(units)
@@ -235,7 +252,9 @@ mod tests {
 
     #[test]
     fn every_kernel_is_in_its_source() {
-        for unit in [ROWS, PACK, ATTENTION, ATTENTION_PROMPT, GDN, SAMPLE, CEILINGS] {
+        for unit in
+            [ROWS, PACK, ATTENTION, ATTENTION_PLAIN, ATTENTION_PROMPT, ATTENTION_ROWS, GDN, SAMPLE, CEILINGS]
+        {
             // A kernel whose name ends in a number is made by a macro.
             for kernel in
                 unit.kernels.iter().filter(|name| !name.ends_with(|last: char| last.is_ascii_digit()))
@@ -249,7 +268,7 @@ mod tests {
     fn shapes_that_the_kernels_cannot_take_are_refused_with_the_shape() {
         let geometry = Geometry::named("27b").unwrap();
         let wide = AttentionShape { head_dim: 512, ..geometry.attention };
-        assert!(attention_unit(&wide, KvType::Bf16).unwrap_err().contains("512"));
+        assert!(attention_units(&wide, KvType::Bf16).err().unwrap().contains("512"));
         let uneven = GdnShape { value_heads: 17, ..geometry.gdn };
         assert!(gdn_unit(&uneven).unwrap_err().contains("17"));
     }
@@ -260,14 +279,15 @@ mod tests {
         for kv_type in [KvType::Bf16, KvType::Int8] {
             assert!(prompt_shared_bytes(256, kv_type) <= 99 << 10, "{kv_type:?}");
         }
-        assert!(prompt_unit(&Geometry::named("27b").unwrap().attention, KvType::F32).is_none());
+        let shape = Geometry::named("27b").unwrap().attention;
+        assert!(attention_units(&shape, KvType::F32).unwrap().prompt.is_none());
     }
 
     #[test]
     fn every_named_geometry_has_units() {
         for name in Geometry::NAMES {
             let geometry = Geometry::named(name).unwrap();
-            assert_eq!(units_of(&geometry, &[KvType::Bf16]).unwrap().len(), 8);
+            assert_eq!(units_of(&geometry, &[KvType::Bf16]).unwrap().len(), 9);
         }
     }
 }

@@ -2,28 +2,30 @@
 
 use std::sync::Arc;
 
-use qwill_device::{AttentionShape, Batch, CacheSpec, DeviceError, Phase};
+use qwill_device::{AttentionShape, Batch, CacheSpec, DeviceError, KvType, Phase};
 
 use super::cache::KvLayer;
 use super::{Check, CudaBuffer, CudaCache, CudaDevice, CudaVector, load};
 use crate::KernelStore;
 use crate::driver::{Driver, Extent, Function};
 use crate::launch::{AttendParams, AttentionPrepareParams, PromptParams};
-use crate::unit::{PROMPT_TILE, attention_unit, prompt_shared_bytes, prompt_unit};
+use crate::unit::{AttentionUnits, PROMPT_TILE, attention_units, prompt_shared_bytes};
 
-/// Rows of a launch of `attend` at most: bounds the memory for the parts.
+/// Rows of a launch at most, other than for prompts: bounds the memory for the parts.
 const LAUNCH_ROWS: usize = 64;
 /// As `MAX_SPLITS` in the source.
 const MAX_SPLITS: usize = 32;
 /// As `WARPS` in the sources.
 const WARPS: usize = 4;
 
-/// Entry points of attention.cu and `attention_prompt.cu` for one shape.
+/// The entry points for one shape and type.
 #[derive(Debug)]
 pub(super) struct AttentionKernels {
     prepare: Function,
-    attend: Function,
     combine: Function,
+    /// For rounds with one row a sequence, and for those with several.
+    one_row: Function,
+    many_rows: Function,
     /// With the shared memory that it needs; none for keys and values in f32.
     prompt: Option<(Function, usize)>,
 }
@@ -35,19 +37,25 @@ impl AttentionKernels {
         spec: &CacheSpec,
     ) -> Result<Self, DeviceError> {
         let (shape, kv_type) = (&spec.attention, spec.kv_type);
-        let build = attention_unit(shape, kv_type).map_err(|reason| DeviceError::shape("cache", reason))?;
-        let module = load(driver, store, &build)?;
-        let prompt = |build| {
+        let units = attention_units(shape, kv_type).map_err(|reason| DeviceError::shape("cache", reason))?;
+        let AttentionUnits { around, rows, prompt } = units;
+        let (around, rows) = (load(driver, store, &around)?, load(driver, store, &rows)?);
+        let [one_row, many_rows] = match kv_type {
+            KvType::F32 => ["attend_plain"; 2],
+            KvType::Bf16 | KvType::Int8 => ["attend_one", "attend_many"],
+        };
+        let load_prompt = |build| {
             let shared_bytes = prompt_shared_bytes(shape.head_dim, kv_type);
             let function =
                 load(driver, store, &build)?.early_function("attend_prompt", shared_bytes as u32)?;
             Ok::<_, DeviceError>((function, shared_bytes))
         };
         Ok(Self {
-            prepare: module.early_function("prepare", 0)?,
-            attend: module.early_function("attend", 0)?,
-            combine: module.early_function("combine", 0)?,
-            prompt: prompt_unit(shape, kv_type).map(prompt).transpose()?,
+            prepare: around.early_function("prepare", 0)?,
+            combine: around.early_function("combine", 0)?,
+            one_row: rows.early_function(one_row, 0)?,
+            many_rows: rows.early_function(many_rows, 0)?,
+            prompt: prompt.map(load_prompt).transpose()?,
         })
     }
 }
@@ -165,7 +173,7 @@ impl CudaDevice {
         self.driver.launch(check.0, function, extent, params)
     }
 
-    /// Rows one by one, each split over its positions.
+    /// Rows split over their positions.
     fn attend_rows(
         &self,
         check: Check,
@@ -174,11 +182,13 @@ impl CudaDevice {
         layer: &KvLayer<'_>,
         params: AttendParams,
     ) -> Result<(), DeviceError> {
+        let one_each = batch.spans.iter().all(|span| span.rows == 1);
+        let attend = if one_each { &layer.kernels.one_row } else { &layer.kernels.many_rows };
         for first_row in (0..batch.rows()).step_by(LAUNCH_ROWS) {
             let rows = LAUNCH_ROWS.min(batch.rows() - first_row);
             let params = AttendParams { first_row: first_row as u32, ..params };
             let extent = Extent::new((MAX_SPLITS, shape.kv_heads, rows), WARPS * 32);
-            self.driver.launch(check.0, &layer.kernels.attend, extent, &params)?;
+            self.driver.launch(check.0, attend, extent, &params)?;
             let extent = Extent::new((shape.query_heads, rows, 1), shape.head_dim);
             self.driver.launch(check.0, &layer.kernels.combine, extent, &params)?;
         }
