@@ -15,7 +15,7 @@ use qwill_device::batch::{CHUNK_TOKENS, PAGE_TOKENS};
 use qwill_device::matrix::MatrixElements;
 use qwill_device::{
     Activations, Batch, CacheSpec, Chunk, Device, DeviceError, GROUP, GdnWeights, Geometry, KvType,
-    MatrixData, Phase, Precision, SampleRow, Span, WeightFormat,
+    MatrixData, Phase, Precision, SampleRow, Span, StateType, WeightFormat,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -187,6 +187,7 @@ impl Speed {
                 pages: batch.page_table.len(),
                 gdn_layers: self.geometry.gdn_layers(),
                 gdn: self.geometry.gdn,
+                state_type: StateType::F32,
                 slots: 1,
             };
             let mut cache = self.device.cache(&spec)?;

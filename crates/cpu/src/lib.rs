@@ -3,6 +3,7 @@
 
 pub mod fast;
 pub mod reference;
+mod state;
 mod storage;
 
 pub use fast::CpuDevice;

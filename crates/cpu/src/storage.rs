@@ -1,8 +1,10 @@
-//! Activations, KV pages and recurrent states in host memory, shared by both CPU devices.
+//! Activations, KV pages and the caches as a whole in host memory, shared by both CPU devices.
 
-use qwill_device::batch::{CONV_RING, PAGE_TOKENS};
+use qwill_device::batch::PAGE_TOKENS;
 use qwill_device::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, quantize_vector};
-use qwill_device::{CacheSpec, DeviceError, GdnState, KvPage, KvType, RING_TOKENS};
+use qwill_device::{CacheSpec, DeviceError, GdnState, KvPage, KvType};
+
+use crate::state::StateLayer;
 
 /// Activations `[capacity_rows, cols]`, row-major f32.
 #[derive(Debug, Clone, Default)]
@@ -130,17 +132,6 @@ pub(crate) struct KvLayer {
     pub(crate) values: KvElements,
 }
 
-/// Recurrent states of one GDN layer, one slot after another.
-#[derive(Debug, Clone)]
-pub(crate) struct StateLayer {
-    /// `[slots, value_heads, key_dim, value_dim]`.
-    pub(crate) base: Vec<f32>,
-    /// `[slots, RING_TOKENS, ring_entry]`, an entry being `k̂ of the key heads | u | log-decay of the value heads`.
-    pub(crate) ring: Vec<f32>,
-    /// `[slots, CONV_RING, conv_channels]`.
-    pub(crate) conv: Vec<f32>,
-}
-
 /// KV pages and recurrent states of all layers.
 #[derive(Debug, Clone)]
 pub struct Cache {
@@ -154,13 +145,7 @@ impl Cache {
         let vectors = spec.pages * PAGE_TOKENS * spec.attention.kv_heads;
         let elements = || KvElements::new(spec.kv_type, vectors, spec.attention.head_dim);
         let kv = (0..spec.kv_layers).map(|_| KvLayer { keys: elements(), values: elements() }).collect();
-        let states = (0..spec.gdn_layers)
-            .map(|_| StateLayer {
-                base: vec![0.0; spec.slots * spec.gdn.state_elements()],
-                ring: vec![0.0; spec.slots * RING_TOKENS * spec.gdn.ring_entry()],
-                conv: vec![0.0; spec.slots * CONV_RING * spec.gdn.conv_channels()],
-            })
-            .collect();
+        let states = (0..spec.gdn_layers).map(|_| StateLayer::new(spec)).collect();
         Self { spec: *spec, kv, states }
     }
 
@@ -176,21 +161,13 @@ impl Cache {
 
     pub(crate) fn clear_slot(&mut self, slot: usize) -> Result<(), DeviceError> {
         self.check_slot("clear_slot", slot)?;
-        let elements = self.spec.gdn.state_elements();
-        for layer in &mut self.states {
-            layer.base[slot * elements..(slot + 1) * elements].fill(0.0);
-        }
+        self.states.iter_mut().for_each(|layer| layer.clear(slot));
         Ok(())
     }
 
     pub(crate) fn copy_slot(&mut self, from: usize, to: usize) -> Result<(), DeviceError> {
         self.check_slot("copy_slot", from.max(to))?;
-        for layer in &mut self.states {
-            for part in [&mut layer.base, &mut layer.ring, &mut layer.conv] {
-                let len = part.len() / self.spec.slots;
-                part.copy_within(from * len..(from + 1) * len, to * len);
-            }
-        }
+        self.states.iter_mut().for_each(|layer| layer.copy(from, to));
         Ok(())
     }
 
@@ -207,11 +184,7 @@ impl Cache {
     pub(crate) fn read_state(&self, gdn_layer: usize, slot: usize) -> Result<GdnState, DeviceError> {
         self.check_slot("read_state", slot)?;
         let layer = self.states.get(gdn_layer).ok_or_else(|| self.no_layer("read_state", gdn_layer))?;
-        let of_slot = |part: &[f32]| {
-            let len = part.len() / self.spec.slots;
-            part[slot * len..(slot + 1) * len].to_vec()
-        };
-        Ok(GdnState { base: of_slot(&layer.base), ring: of_slot(&layer.ring), conv: of_slot(&layer.conv) })
+        Ok(layer.read(slot))
     }
 
     pub(crate) fn write_state(
@@ -222,19 +195,7 @@ impl Cache {
     ) -> Result<(), DeviceError> {
         self.check_slot("write_state", slot)?;
         let missing = self.no_layer("write_state", gdn_layer);
-        let slots = self.spec.slots;
-        let layer = self.states.get_mut(gdn_layer).ok_or(missing)?;
-        let parts =
-            [(&mut layer.base, &state.base), (&mut layer.ring, &state.ring), (&mut layer.conv, &state.conv)];
-        for (part, values) in parts {
-            let len = part.len() / slots;
-            if values.len() != len {
-                let reason = format!("{} values for a part of {len}", values.len());
-                return Err(DeviceError::shape("write_state", reason));
-            }
-            part[slot * len..(slot + 1) * len].copy_from_slice(values);
-        }
-        Ok(())
+        self.states.get_mut(gdn_layer).ok_or(missing)?.write(slot, state)
     }
 
     pub(crate) fn read_page(&self, kv_layer: usize, page: usize) -> Result<KvPage, DeviceError> {

@@ -6,7 +6,9 @@
 
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::batch::{CHUNK_TOKENS, PAGE_TOKENS};
-use qwill_device::{Batch, CacheSpec, Chunk, Device, Geometry, KvPage, KvType, Phase, Precision, Span};
+use qwill_device::{
+    Batch, CacheSpec, Chunk, Device, Geometry, KvPage, KvType, Phase, Precision, Span, StateType,
+};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -73,6 +75,7 @@ impl<'a> Bench<'a> {
             pages: MOST_PAGES,
             gdn_layers: 0,
             gdn: geometry.gdn,
+            state_type: StateType::F32,
             slots: 1,
         };
         let mut cache = device.cache(&spec)?;

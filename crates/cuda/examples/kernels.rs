@@ -17,7 +17,7 @@ use qwill_cuda::{
     Budget, CompileTarget, Compiled, CubinCache, Nvrtc, Pack, UnitBuild, parse_usage, units_of,
 };
 use qwill_device::suite::odd_geometry;
-use qwill_device::{Geometry, KvType};
+use qwill_device::{Geometry, KvType, StateType};
 
 const ARCHITECTURES: &str = "80,86,89,90,120";
 const GEOMETRIES: &str = "odd,tiny,0.8b,9b,27b";
@@ -118,11 +118,11 @@ fn run(options: &Options) -> Result<usize, String> {
     Ok(excesses)
 }
 
-/// The units of all geometries with every KV type for every architecture, each once.
+/// The units of all geometries with all types of KV and states for every architecture, each once.
 fn jobs(options: &Options) -> Result<Vec<Job>, String> {
     let (mut builds, mut seen) = (Vec::new(), BTreeSet::new());
     for geometry in &options.geometries {
-        for build in units_of(geometry, &KvType::ALL)? {
+        for build in units_of(geometry, &KvType::ALL, &[StateType::F16, StateType::F32])? {
             if seen.insert(build.describe()) {
                 builds.push(build);
             }

@@ -116,8 +116,11 @@ params! {
         step: StepParams, projected: u64, taps: u64, decay_rate: u64, dt_bias: u64, conv: u64, mixed: u64,
         projected_cols: u32, mixed_cols: u32, query_scale: f32,
     }
-    /// gdn.cu, `fold`, `scan_rows` and `scan_chunks`.
-    ScanParams { step: StepParams, mixed: u64, base: u64, ring: u64, out: u64, mixed_cols: u32, out_cols: u32, }
+    /// gdn.cu, `scan_rows`, and `gdn_chunks.cu`, `scan_chunks`.
+    ScanParams {
+        step: StepParams, mixed: u64, base: u64, ring: u64, log_decays: u64, readers: u64, out: u64,
+        mixed_cols: u32, out_cols: u32,
+    }
     /// ceilings.cu, all.
     CeilingParams { from: u64, to: u64, pieces: u64, rounds: u32, seed: u32, }
     /// sample.cu, `sample`.

@@ -39,5 +39,5 @@ pub use nvrtc_search::{CompileTarget, CudaVersion};
 pub use pack::{DamagedPack, Pack};
 pub use probe::{DriverFacts, GpuFacts, LEAST_SM, ProbeError, driver_facts};
 pub use store::{KernelOrigin, KernelStore, Refusal};
-pub use unit::{Unit, UnitBuild, fixed_units, gdn_unit, units_of};
+pub use unit::{Unit, UnitBuild, fixed_units, gdn_units, units_of};
 pub use usage::{Budget, Usage, parse_usage};

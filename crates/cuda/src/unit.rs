@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use qwill_device::{AttentionShape, GdnShape, Geometry, KvType};
+use qwill_device::{AttentionShape, GdnShape, Geometry, KvType, StateType};
 use sha2::{Digest, Sha256};
 
 /// A source file and its entry points.
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 pub struct Unit {
     /// File name without ending.
     pub name: &'static str,
-    /// The text of the file.
+    /// The text of the file, after that of a header of its own where it has one.
     pub source: &'static str,
     /// Names of its kernels.
     pub kernels: &'static [&'static str],
@@ -70,8 +70,13 @@ pub(crate) const ATTENTION_PROMPT: Unit = Unit {
 };
 pub(crate) const GDN: Unit = Unit {
     name: "gdn",
-    source: include_str!("../kernels/gdn.cu"),
-    kernels: &["prepare", "remember", "fold", "scan_rows_1", "scan_rows_4", "scan_rows_16", "scan_chunks"],
+    source: concat!(include_str!("../kernels/gdn_state.cuh"), include_str!("../kernels/gdn.cu")),
+    kernels: &["prepare", "remember", "scan_rows_1", "scan_rows_4", "scan_rows_16"],
+};
+pub(crate) const GDN_CHUNKS: Unit = Unit {
+    name: "gdn_chunks",
+    source: concat!(include_str!("../kernels/gdn_state.cuh"), include_str!("../kernels/gdn_chunks.cu")),
+    kernels: &["scan_chunks"],
 };
 pub(crate) const SAMPLE: Unit =
     Unit { name: "sample", source: include_str!("../kernels/sample.cu"), kernels: &["sample"] };
@@ -192,8 +197,8 @@ pub(crate) fn prompt_shared_bytes(head_dim: usize, kv_type: KvType) -> usize {
     PROMPT_TILE * vector_bytes + 2 * POSITIONS * (buffers * vector_bytes + arriving)
 }
 
-/// The Gated `DeltaNet` kernels of a shape; an error where the kernels cannot take it.
-pub fn gdn_unit(shape: &GdnShape) -> Result<UnitBuild, String> {
+/// The Gated `DeltaNet` kernels of a shape: for rows, then for chunks; an error where the kernels cannot take it.
+pub fn gdn_units(shape: &GdnShape, state_type: StateType) -> Result<[UnitBuild; 2], String> {
     let GdnShape { key_heads, value_heads, key_dim, value_dim, conv_width, .. } = *shape;
     let heads_fit = key_heads > 0 && value_heads.is_multiple_of(key_heads);
     let fits =
@@ -209,8 +214,9 @@ pub fn gdn_unit(shape: &GdnShape) -> Result<UnitBuild, String> {
         ("KEY_DIM", key_dim),
         ("VALUE_DIM", value_dim),
         ("CONV_WIDTH", conv_width),
+        ("STATE_F16", usize::from(state_type == StateType::F16)),
     ];
-    Ok(UnitBuild { unit: GDN, defines })
+    Ok([GDN, GDN_CHUNKS].map(|unit| UnitBuild { unit, defines: defines.clone() }))
 }
 
 /// The units that need no geometry.
@@ -218,14 +224,20 @@ pub fn fixed_units() -> Vec<UnitBuild> {
     [ROWS, PACK, LINEAR, SAMPLE, CEILINGS].into_iter().map(UnitBuild::plain).collect()
 }
 
-/// Everything that a geometry needs with KV of the given types, each unit once.
-pub fn units_of(geometry: &Geometry, kv_types: &[KvType]) -> Result<Vec<UnitBuild>, String> {
+/// Everything that a geometry needs with KV and states of the given types, each unit once.
+pub fn units_of(
+    geometry: &Geometry,
+    kv_types: &[KvType],
+    state_types: &[StateType],
+) -> Result<Vec<UnitBuild>, String> {
     let mut units = fixed_units();
     for kv_type in kv_types {
         let AttentionUnits { around, rows, prompt } = attention_units(&geometry.attention, *kv_type)?;
         units.extend([around, rows].into_iter().chain(prompt));
     }
-    units.push(gdn_unit(&geometry.gdn)?);
+    for state_type in state_types {
+        units.extend(gdn_units(&geometry.gdn, *state_type)?);
+    }
     Ok(units)
 }
 
@@ -234,7 +246,8 @@ mod tests {
     use super::*;
 
     fn gdn(name: &str) -> UnitBuild {
-        gdn_unit(&Geometry::named(name).unwrap().gdn).unwrap()
+        let [rows, _] = gdn_units(&Geometry::named(name).unwrap().gdn, StateType::F16).unwrap();
+        rows
     }
 
     #[test]
@@ -244,6 +257,8 @@ mod tests {
         assert_eq!(key, gdn("27b").key(90));
         assert_ne!(key, build.key(86));
         assert_ne!(key, gdn("tiny").key(90));
+        let [f32_states, _] = gdn_units(&Geometry::named("27b").unwrap().gdn, StateType::F32).unwrap();
+        assert_ne!(key, f32_states.key(90));
         let other_source = UnitBuild { unit: Unit { source: "other", ..build.unit }, ..build.clone() };
         assert_ne!(key, other_source.key(90));
         let moved = UnitBuild { defines: build.defines.iter().rev().copied().collect(), ..build };
@@ -252,9 +267,18 @@ mod tests {
 
     #[test]
     fn every_kernel_is_in_its_source() {
-        for unit in
-            [ROWS, PACK, ATTENTION, ATTENTION_PLAIN, ATTENTION_PROMPT, ATTENTION_ROWS, GDN, SAMPLE, CEILINGS]
-        {
+        for unit in [
+            ROWS,
+            PACK,
+            ATTENTION,
+            ATTENTION_PLAIN,
+            ATTENTION_PROMPT,
+            ATTENTION_ROWS,
+            GDN,
+            GDN_CHUNKS,
+            SAMPLE,
+            CEILINGS,
+        ] {
             // A kernel whose name ends in a number is made by a macro.
             for kernel in
                 unit.kernels.iter().filter(|name| !name.ends_with(|last: char| last.is_ascii_digit()))
@@ -270,7 +294,7 @@ mod tests {
         let wide = AttentionShape { head_dim: 512, ..geometry.attention };
         assert!(attention_units(&wide, KvType::Bf16).err().unwrap().contains("512"));
         let uneven = GdnShape { value_heads: 17, ..geometry.gdn };
-        assert!(gdn_unit(&uneven).unwrap_err().contains("17"));
+        assert!(gdn_units(&uneven, StateType::F32).unwrap_err().contains("17"));
     }
 
     #[test]
@@ -287,7 +311,7 @@ mod tests {
     fn every_named_geometry_has_units() {
         for name in Geometry::NAMES {
             let geometry = Geometry::named(name).unwrap();
-            assert_eq!(units_of(&geometry, &[KvType::Bf16]).unwrap().len(), 9);
+            assert_eq!(units_of(&geometry, &[KvType::Bf16], &[StateType::F16]).unwrap().len(), 10);
         }
     }
 }

@@ -14,7 +14,7 @@ use qwill_device::matrix::{GROUP, MatrixElements};
 use qwill_device::numeric::{bf16_to_f32, f32_to_bf16};
 use qwill_device::{
     Activations, Batch, CacheSpec, Chunk, Device, GdnState, GdnWeights, Geometry, KvPage, KvType, MatrixData,
-    Precision, SampleRow,
+    Precision, SampleRow, StateType,
 };
 
 /// What a signed 32-bit index reaches.
@@ -189,6 +189,7 @@ fn pages_reach_beyond_32_bits() {
         pages: 3,
         gdn_layers: 0,
         gdn: geometry.gdn,
+        state_type: StateType::F32,
         slots: 0,
     };
     let page_elements = (PAGE_TOKENS * geometry.attention.kv_columns()) as u64;
@@ -247,6 +248,7 @@ fn states_reach_beyond_32_bits() {
         pages: 0,
         gdn_layers: 1,
         gdn: geometry.gdn,
+        state_type: StateType::F32,
         slots: 1,
     };
     let far = CacheSpec { gdn_layers: geometry.gdn_layers(), slots: 60, ..near };

@@ -1,5 +1,6 @@
 //! KV pages and recurrent states: what a device keeps between steps.
 
+use crate::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16_saturated};
 use crate::{AttentionShape, GdnShape};
 
 /// Storage type of keys and values.
@@ -47,6 +48,48 @@ impl KvType {
     }
 }
 
+/// Storage type of recurrent states: base states and the vectors of their rings. Log-decays are f32 in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StateType {
+    /// 4 bytes an element; raw convolution inputs too.
+    F32,
+    /// IEEE half, 2 bytes an element; raw convolution inputs in bfloat16.
+    F16,
+}
+
+impl StateType {
+    /// Bytes of one element of base state, `k̂`, `u` or a raw convolution input.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+    /// Name used in flags and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+        }
+    }
+    /// An element of base state, `k̂` or `u` as it is stored; beyond the largest half it is the largest half.
+    #[inline]
+    pub fn round(self, value: f32) -> f32 {
+        match self {
+            Self::F32 => value,
+            Self::F16 => f16_to_f32(f32_to_f16_saturated(value)),
+        }
+    }
+    /// A raw convolution input as it is stored.
+    #[inline]
+    pub fn round_input(self, value: f32) -> f32 {
+        match self {
+            Self::F32 => value,
+            Self::F16 => bf16_to_f32(f32_to_bf16(value)),
+        }
+    }
+}
+
 /// Sizes of a device's caches; nothing grows after they are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CacheSpec {
@@ -62,6 +105,8 @@ pub struct CacheSpec {
     pub gdn_layers: usize,
     /// Shape of a GDN layer.
     pub gdn: GdnShape,
+    /// Storage of recurrent states.
+    pub state_type: StateType,
     /// State slots: resident sequences.
     pub slots: usize,
 }
@@ -72,11 +117,14 @@ impl CacheSpec {
         let vectors = self.kv_layers * 2 * crate::batch::PAGE_TOKENS * self.attention.kv_heads;
         (vectors * self.kv_type.vector_bytes(self.attention.head_dim)) as u64
     }
-    /// Bytes of one slot over all GDN layers: base state, ring and conv ring, all f32.
+    /// Bytes of one slot over all GDN layers: base state, ring and conv ring.
     pub fn slot_bytes(&self) -> u64 {
-        let ring = crate::RING_TOKENS * self.gdn.ring_entry();
-        let conv = crate::batch::CONV_RING * self.gdn.conv_channels();
-        (self.gdn_layers * (self.gdn.state_elements() + ring + conv) * 4) as u64
+        let gdn = &self.gdn;
+        let ring = crate::RING_TOKENS * (gdn.key_columns() + gdn.value_columns());
+        let conv = crate::batch::CONV_RING * gdn.conv_channels();
+        let typed = (gdn.state_elements() + ring + conv) * self.state_type.bytes();
+        let log_decays = crate::RING_TOKENS * gdn.value_heads * size_of::<f32>();
+        (self.gdn_layers * (typed + log_decays)) as u64
     }
     /// Bytes of all pages and slots.
     pub fn bytes(&self) -> u64 {
@@ -84,7 +132,7 @@ impl CacheSpec {
     }
 }
 
-/// One GDN layer's state of one slot, on the host.
+/// One GDN layer's state of one slot, on the host, widened to f32.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GdnState {
     /// `[value_heads, key_dim, value_dim]`: the base state, without the ring's entries.
@@ -95,6 +143,26 @@ pub struct GdnState {
     pub conv: Vec<f32>,
 }
 
+impl GdnState {
+    /// The state as a slot of the given type holds it.
+    #[must_use]
+    pub fn rounded(mut self, shape: &GdnShape, state_type: StateType) -> Self {
+        let round = |values: &mut [f32]| {
+            for value in values {
+                *value = state_type.round(*value);
+            }
+        };
+        round(&mut self.base);
+        for entry in self.ring.chunks_mut(shape.ring_entry()) {
+            round(&mut entry[..shape.key_columns() + shape.value_columns()]);
+        }
+        for value in &mut self.conv {
+            *value = state_type.round_input(*value);
+        }
+        self
+    }
+}
+
 /// One page of one KV layer, on the host, widened to f32 and scaled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvPage {
@@ -102,4 +170,43 @@ pub struct KvPage {
     pub keys: Vec<f32>,
     /// `[PAGE_TOKENS, kv_heads, head_dim]`.
     pub values: Vec<f32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Geometry;
+
+    fn spec_27b(state_type: StateType) -> CacheSpec {
+        let geometry = Geometry::named("27b").unwrap();
+        CacheSpec {
+            kv_layers: geometry.kv_layers(),
+            attention: geometry.attention,
+            kv_type: KvType::Bf16,
+            pages: 1,
+            gdn_layers: geometry.gdn_layers(),
+            gdn: geometry.gdn,
+            state_type,
+            slots: 1,
+        }
+    }
+
+    /// Base 75.5 MB, ring 25.5 MB, convolution inputs 19.7 MB.
+    #[test]
+    fn a_slot_of_the_largest_model_has_the_bytes_that_64_of_them_allow() {
+        assert_eq!(spec_27b(StateType::F16).slot_bytes(), 75_497_472 + 25_460_736 + 19_660_800);
+        assert_eq!(spec_27b(StateType::F32).slot_bytes(), 150_994_944 + 50_626_560 + 39_321_600);
+    }
+
+    #[test]
+    fn rounding_to_half_saturates_and_keeps_nan() {
+        let round = |value| StateType::F16.round(value);
+        assert_eq!(round(1e30), 65_504.0);
+        assert_eq!(round(-65_520.0), -65_504.0);
+        assert_eq!(round(f32::INFINITY), 65_504.0);
+        assert!(round(f32::NAN).is_nan());
+        assert_eq!(round(0.1), f16_to_f32(0x2e66));
+        assert_eq!(StateType::F16.round_input(1.0 + 1.0 / 512.0), 1.0);
+        assert_eq!(StateType::F32.round(1e30), 1e30);
+    }
 }

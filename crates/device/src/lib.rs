@@ -16,7 +16,7 @@ pub mod sample;
 pub mod suite;
 
 pub use batch::{Batch, Chunk, MAX_ROUND_ROWS, Phase, RING_TOKENS, Span};
-pub use cache::{CacheSpec, GdnState, KvPage, KvType};
+pub use cache::{CacheSpec, GdnState, KvPage, KvType, StateType};
 pub use error::DeviceError;
 pub use geometry::{AttentionShape, GdnShape, Geometry, LayerKind};
 pub use matrix::{GROUP, MatrixData, WeightFormat};

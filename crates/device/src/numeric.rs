@@ -104,6 +104,14 @@ pub fn quantize_vector(values: &[f32], codes: &mut [i8]) -> u16 {
     bits
 }
 
+/// Rounds to IEEE half, ties to even; beyond the largest half, and for infinity, gives the largest half of that sign.
+/// NaN stays NaN.
+#[inline]
+pub fn f32_to_f16_saturated(value: f32) -> u16 {
+    const LARGEST: f32 = 65_504.0;
+    f32_to_f16(value.clamp(-LARGEST, LARGEST))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -234,8 +234,9 @@ pub trait Device: Send + 'static {
     /// Convolution, gates and L2 norms of one GDN layer.
     ///
     /// `projected` columns: `q | k | v | z | b | a` ([`GdnShape`]). Raw `q | k | v` go to the slot's conv ring at
-    /// `position % CONV_RING`; the causal depthwise convolution reads the previous `conv_width − 1` inputs there
-    /// (positions before 0 count as 0) and ends in SiLU. Writes `mixed[row]` = `q̂ | k̂ | v | log-decay | β`:
+    /// `position % CONV_RING`; the causal depthwise convolution reads them and the previous `conv_width − 1` inputs
+    /// there (positions before 0 count as 0) and ends in SiLU. Every raw input is used as the ring stores it: with
+    /// [`crate::StateType::F16`] rounded to bfloat16 first. Writes `mixed[row]` = `q̂ | k̂ | v | log-decay | β`:
     /// q̂ and k̂ L2-normalised per head (`rsqrt(Σ² + 1e-6)`), q̂ also times `key_dim^(-1/2)`;
     /// `log-decay = decay_rate · softplus(a + dt_bias)` (softplus(x) = x above 20), `β = σ(b)`; the last two are
     /// never rounded. Spans may have any number of rows in the prefill phase.
@@ -256,15 +257,19 @@ pub trait Device: Send + 'static {
     /// Per value head with state S `[key_dim, value_dim]`, decay `g = e^(log-decay)`:
     /// `S ← g S; u = β (v − Sᵀ k̂); S ← S + k̂ uᵀ; o = Sᵀ q̂`.
     ///
-    /// *Prefill*: one [`crate::Chunk`] after another in the chunked (WY) form; the base state is carried in f32
-    /// and left up to date in the slot, the ring stays empty.
+    /// *Prefill*: one [`crate::Chunk`] after another in the chunked (WY) form, each from the base state as stored to
+    /// the base state as stored: after every chunk it is rounded to the [`crate::StateType`]. Chunks are fixed by the
+    /// tokens, so slices leave no trace. The ring stays empty.
     ///
     /// *Rows*: with base state `S_b`, ring entries j = 1..m (`k̂_j`, `u_j`, `log-decay_j`) and `G_j` the product of the
     /// first j decays (a sum of logs), row t = m + 1 gets
     /// `pred = G_t S_bᵀ k̂_t + Σ_{j<t} (G_t/G_j)(k̂_j·k̂_t) u_j`, `u_t = β_t (v_t − pred)`,
     /// `o_t = G_t S_bᵀ q̂_t + Σ_{j≤t} (G_t/G_j)(k̂_j·q̂_t) u_j`, sums in index order, and appends entry t
     /// at ring index `t − 1`. A span whose `ring_len` is [`crate::RING_TOKENS`] first folds:
-    /// `S_b ← G_R S_b + Σ_j (G_R/G_j) k̂_j u_jᵀ`.
+    /// `S_b ← G_R S_b + Σ_j (G_R/G_j) k̂_j u_jᵀ`, rounded to the state type.
+    ///
+    /// Every `k̂` and `u`, the row's own included, is used as stored: rounded to the state type before any product.
+    /// Sums and decays are f32 or wider.
     fn gdn_scan(
         &mut self,
         batch: &Batch,

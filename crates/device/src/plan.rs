@@ -9,7 +9,7 @@ use std::fmt;
 use thiserror::Error;
 
 use crate::batch::{CHUNK_TOKENS, PAGE_TOKENS};
-use crate::{CacheSpec, Geometry, KvType};
+use crate::{CacheSpec, Geometry, KvType, StateType};
 
 /// Sequences that the plan chooses at most; more only where the user asks for them.
 const MOST_CHOSEN_SEQUENCES: usize = 64;
@@ -42,18 +42,21 @@ pub struct PlanOptions {
     pub kv_tokens: Option<usize>,
     /// Storage of keys and values.
     pub kv_type: KvType,
+    /// Storage of recurrent states.
+    pub state_type: StateType,
     /// Rows of a prefill slice at most.
     pub prefill_rows: usize,
 }
 
 impl Default for PlanOptions {
-    /// Everything chosen, bf16 KV, slices of 256 rows.
+    /// Everything chosen, bf16 KV, f32 states, slices of 256 rows.
     fn default() -> Self {
         Self {
             max_sequences: None,
             max_context_tokens: None,
             kv_tokens: None,
             kv_type: KvType::Bf16,
+            state_type: StateType::F32,
             prefill_rows: 256,
         }
     }
@@ -136,6 +139,8 @@ pub struct MemoryPlan {
     pub prefill_rows: usize,
     /// Storage of keys and values.
     pub kv_type: KvType,
+    /// Storage of recurrent states.
+    pub state_type: StateType,
 }
 
 impl MemoryPlan {
@@ -157,7 +162,7 @@ impl MemoryPlan {
     }
     /// The caches to make.
     pub fn cache_spec(&self, geometry: &Geometry) -> CacheSpec {
-        cache_spec(geometry, self.kv_type, self.pages, self.slots)
+        cache_spec(geometry, (self.kv_type, self.state_type), self.pages, self.slots)
     }
 }
 
@@ -218,7 +223,12 @@ pub fn plan(input: &PlanInput<'_>) -> Result<MemoryPlan, PlanError> {
     Ok(planner.write(slots, pages))
 }
 
-fn cache_spec(geometry: &Geometry, kv_type: KvType, pages: usize, slots: usize) -> CacheSpec {
+fn cache_spec(
+    geometry: &Geometry,
+    (kv_type, state_type): (KvType, StateType),
+    pages: usize,
+    slots: usize,
+) -> CacheSpec {
     CacheSpec {
         kv_layers: geometry.kv_layers(),
         attention: geometry.attention,
@@ -226,6 +236,7 @@ fn cache_spec(geometry: &Geometry, kv_type: KvType, pages: usize, slots: usize) 
         pages,
         gdn_layers: geometry.gdn_layers(),
         gdn: geometry.gdn,
+        state_type,
         slots,
     }
 }
@@ -266,7 +277,7 @@ impl<'a> Planner<'a> {
                 )));
             }
         }
-        let spec = cache_spec(input.geometry, options.kv_type, 1, 1);
+        let spec = cache_spec(input.geometry, (options.kv_type, options.state_type), 1, 1);
         Ok(Self {
             input,
             page_bytes: spec.page_bytes(),
@@ -364,7 +375,7 @@ impl<'a> Planner<'a> {
         for (name, bytes) in self.workspace(slots) {
             rows.push(row(PlanSection::Workspace, name, String::new(), bytes));
         }
-        let each = format!("{slots} × {}", readable(self.slot_bytes));
+        let each = format!("{slots} × {} {}", readable(self.slot_bytes), options.state_type.name());
         rows.push(row(PlanSection::States, "slots", each, self.slot_bytes.saturating_mul(slots as u64)));
         let each = format!("{pages} × {} {}", readable(self.page_bytes), options.kv_type.name());
         rows.push(row(PlanSection::Kv, "pages", each, self.page_bytes.saturating_mul(pages as u64)));
@@ -382,6 +393,7 @@ impl<'a> Planner<'a> {
             max_logit_rows,
             prefill_rows: options.prefill_rows,
             kv_type: options.kv_type,
+            state_type: options.state_type,
         }
     }
 
@@ -572,6 +584,21 @@ mod tests {
             refusal.contains("8589934592 bytes") && refusal.contains("one sequence of 64 tokens"),
             "{refusal}"
         );
+    }
+
+    /// Beside 64 states, int4 weights leave room for keys and values only where a state has 2 bytes an element.
+    #[test]
+    fn a_24_gib_card_holds_64_sequences_of_the_27b_model_with_f16_states() {
+        let options = PlanOptions {
+            max_sequences: Some(64),
+            kv_tokens: Some(16_384),
+            state_type: StateType::F16,
+            ..Default::default()
+        };
+        let plan = plan_27b(24 << 30, options).unwrap();
+        assert_eq!((plan.slots, plan.state_type), (64, StateType::F16));
+        assert!(plan.to_string().contains("64 × 120.6 MB f16"), "{plan}");
+        plan_27b(24 << 30, PlanOptions { state_type: StateType::F32, ..options }).unwrap_err();
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use qwill_device::batch::{CHUNK_TOKENS, PAGE_TOKENS};
 use qwill_device::plan::{MemoryPlan, PlanError, PlanInput, PlanOptions, PlanWeight, plan};
-use qwill_device::{Geometry, KvType};
+use qwill_device::{Geometry, KvType, StateType};
 
 fn geometry() -> impl Strategy<Value = Geometry> {
     (0..Geometry::NAMES.len()).prop_map(|index| Geometry::named(Geometry::NAMES[index]).unwrap())
@@ -23,6 +23,7 @@ fn options() -> impl Strategy<Value = PlanOptions> {
         max_context_tokens,
         kv_tokens,
         kv_type,
+        state_type: if prefill_rows % 2 == 0 { StateType::F32 } else { StateType::F16 },
         prefill_rows,
     })
 }

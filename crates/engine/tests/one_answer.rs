@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::client::{Client, Outcome, assert_idle, request};
 use common::{Setup, fast, gpu, reference, seasoned, subjects};
 use qwill_contract::{CancelFlag, EngineHandle, FinishReason, Request, SamplingParams};
-use qwill_device::{Activations, Device, DeviceError};
+use qwill_device::{Activations, Device, DeviceError, StateType};
 use qwill_weights::Quantize;
 
 /// `SplitMix64`: the tests' own dice.
@@ -126,30 +126,41 @@ fn on_the_fast_device_with_int8_keys_and_values() {
 }
 
 #[test]
+fn on_the_fast_device_with_states_in_half_precision() {
+    let setup = Setup { state_type: StateType::F16, ..Setup::int4() };
+    check(setup, || fast(Activations::Int8), &subjects(1), &[64, 128, 1024]);
+}
+
+#[test]
 fn on_the_reference_device() {
     check(Setup::f32(), reference, &subjects(5), &[64]);
 }
 
 /// With bf16 activations, on the GPU where there is one.
-fn check_on_the_gpu(quantize: Quantize) {
+fn check_on_the_gpu(quantize: Quantize, state_type: StateType) {
     if let Some(device) = gpu() {
-        check(Setup::rounded(quantize), device, &subjects(1), &[64, 128, 256, 512, 1024]);
+        check(
+            Setup { state_type, ..Setup::rounded(quantize) },
+            device,
+            &subjects(1),
+            &[64, 128, 256, 512, 1024],
+        );
     }
 }
 
 #[test]
 fn on_the_gpu_in_int4() {
-    check_on_the_gpu(Quantize::Int4);
+    check_on_the_gpu(Quantize::Int4, StateType::F16);
 }
 
 #[test]
 fn on_the_gpu_in_int8() {
-    check_on_the_gpu(Quantize::Int8);
+    check_on_the_gpu(Quantize::Int8, StateType::F32);
 }
 
 #[test]
 fn on_the_gpu_in_bf16() {
-    check_on_the_gpu(Quantize::None);
+    check_on_the_gpu(Quantize::None, StateType::F16);
 }
 
 #[test]

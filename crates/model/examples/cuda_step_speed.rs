@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::batch::{CHUNK_TOKENS, PAGE_TOKENS};
-use qwill_device::{Batch, Chunk, Device, Geometry, KvType, Phase, SampleRow, Span};
+use qwill_device::{Batch, Chunk, Device, Geometry, KvType, Phase, SampleRow, Span, StateType};
 use qwill_model::{Model, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
 
@@ -57,6 +57,7 @@ fn load(geometry: &Geometry, prompt: usize) -> Result<Model<CudaDevice>, Failure
     let model_options = ModelOptions {
         quantize: Quantize::Int4,
         kv_type: KvType::Bf16,
+        state_type: StateType::F32,
         pages: (SEQUENCES * pages_per_sequence).max(prompt.div_ceil(PAGE_TOKENS)),
         slots: SEQUENCES,
         max_rows: prompt.max(SEQUENCES),

@@ -10,7 +10,7 @@ use std::time::Instant;
 use qwill_cpu::CpuDevice;
 use qwill_cpu::fast::CpuOptions;
 use qwill_cuda::{CudaDevice, CudaOptions};
-use qwill_device::{Activations, Device, Geometry, KvType};
+use qwill_device::{Activations, Device, Geometry, KvType, StateType};
 use qwill_model::{Model, ModelOptions};
 use qwill_weights::{Block, Checkpoint, Quantize, StreamOptions, WeightsError, stream};
 
@@ -65,6 +65,7 @@ fn load<D: Device>(device: D, checkpoint: &Checkpoint, quantize: Quantize) -> Re
     let options = ModelOptions {
         quantize,
         kv_type: KvType::Bf16,
+        state_type: StateType::F32,
         pages: 16,
         slots: 1,
         max_rows: 64,

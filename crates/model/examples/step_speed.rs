@@ -10,7 +10,7 @@ use qwill_cpu::CpuDevice;
 use qwill_cpu::fast::CpuOptions;
 use qwill_device::batch::{CHUNK_TOKENS, PAGE_TOKENS};
 use qwill_device::{
-    Activations, Batch, Chunk, Device, Geometry, KvType, Phase, RING_TOKENS, SampleRow, Span,
+    Activations, Batch, Chunk, Device, Geometry, KvType, Phase, RING_TOKENS, SampleRow, Span, StateType,
 };
 use qwill_model::{Model, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
@@ -29,6 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = ModelOptions {
         quantize: Quantize::Int4,
         kv_type: KvType::Bf16,
+        state_type: StateType::F32,
         pages: tokens.div_ceil(PAGE_TOKENS),
         slots: 1,
         max_rows: prompt,

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use qwill_device::{CacheSpec, Device, GdnWeights, Geometry, KvType, LayerKind};
+use qwill_device::{CacheSpec, Device, GdnWeights, Geometry, KvType, LayerKind, StateType};
 use qwill_weights::{Block, Checkpoint, MatrixSpec, Quantize, StreamOptions, stream};
 
 use crate::names::{
@@ -23,6 +23,8 @@ pub struct ModelOptions {
     pub quantize: Quantize,
     /// Storage of keys and values.
     pub kv_type: KvType,
+    /// Storage of recurrent states.
+    pub state_type: StateType,
     /// KV pages.
     pub pages: usize,
     /// State slots.
@@ -57,6 +59,7 @@ pub(crate) fn cache_spec(geometry: &Geometry, options: &ModelOptions) -> CacheSp
         pages: options.pages,
         gdn_layers: geometry.gdn_layers(),
         gdn: geometry.gdn,
+        state_type: options.state_type,
         slots: options.slots,
     }
 }

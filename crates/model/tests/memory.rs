@@ -15,7 +15,7 @@ use qwill_cpu::CpuDevice;
 use qwill_device::batch::PAGE_TOKENS;
 use qwill_device::plan::{MemoryPlan, PlanInput, PlanOptions, PlanWeight, plan};
 use qwill_device::sample::ScoreRow;
-use qwill_device::{Activations, Batch, Chunk, Device, KvType, Phase, SampleRow, Span};
+use qwill_device::{Activations, Batch, Chunk, Device, KvType, Phase, SampleRow, Span, StateType};
 use qwill_model::{Model, ModelOptions, MtpHidden, plan_weights, workspace_bytes};
 use qwill_weights::{Checkpoint, Quantize};
 
@@ -72,7 +72,12 @@ fn live() -> usize {
     LIVE_BYTES.load(Ordering::SeqCst)
 }
 
-fn planned(checkpoint: &Checkpoint, quantize: Quantize, kv_type: KvType, device: &CpuDevice) -> MemoryPlan {
+fn planned(
+    checkpoint: &Checkpoint,
+    quantize: Quantize,
+    (kv_type, state_type): (KvType, StateType),
+    device: &CpuDevice,
+) -> MemoryPlan {
     let geometry = &checkpoint.config().geometry;
     let matrix_bytes = |format, rows, cols| device.matrix_bytes(format, rows, cols);
     let weights: Vec<PlanWeight> = plan_weights(checkpoint, quantize, &matrix_bytes)
@@ -85,8 +90,13 @@ fn planned(checkpoint: &Checkpoint, quantize: Quantize, kv_type: KvType, device:
         buffers.push(("scratch", device.scratch_bytes(geometry, rows, logit_rows)));
         buffers
     };
-    let options =
-        PlanOptions { max_sequences: Some(3), kv_tokens: Some(2048), kv_type, ..PlanOptions::default() };
+    let options = PlanOptions {
+        max_sequences: Some(3),
+        kv_tokens: Some(2048),
+        kv_type,
+        state_type,
+        ..PlanOptions::default()
+    };
     plan(&PlanInput { geometry, weights: &weights, workspace: &workspace, budget_bytes: 1 << 30, options })
         .unwrap()
 }
@@ -162,14 +172,15 @@ fn steps(model: &mut Model<CpuDevice>, plan: &MemoryPlan) {
     model.copy_page(0, 9).unwrap();
 }
 
-fn check(quantize: Quantize, kv_type: KvType, activations: Activations) {
-    let name = format!("{quantize:?}, {kv_type:?}, {activations:?}");
+fn check(quantize: Quantize, kv_type: KvType, state_type: StateType, activations: Activations) {
+    let name = format!("{quantize:?}, {kv_type:?} KV, {state_type:?} states, {activations:?}");
     let checkpoint = Checkpoint::open(&repository("models/tiny")).unwrap();
     let device = fast(activations);
-    let plan = planned(&checkpoint, quantize, kv_type, &device);
+    let plan = planned(&checkpoint, quantize, (kv_type, state_type), &device);
     let options = ModelOptions {
         quantize,
         kv_type,
+        state_type,
         pages: plan.pages,
         slots: plan.slots,
         max_rows: plan.max_rows,
@@ -199,8 +210,8 @@ fn check(quantize: Quantize, kv_type: KvType, activations: Activations) {
 
 #[test]
 fn loading_allocates_what_was_planned_and_steps_nothing() {
-    check(Quantize::Int4, KvType::Bf16, Activations::Int8);
-    check(Quantize::Int8, KvType::F32, Activations::F32);
-    check(Quantize::None, KvType::Bf16, Activations::Bf16);
-    check(Quantize::Int4, KvType::Int8, Activations::Int8);
+    check(Quantize::Int4, KvType::Bf16, StateType::F16, Activations::Int8);
+    check(Quantize::Int8, KvType::F32, StateType::F32, Activations::F32);
+    check(Quantize::None, KvType::Bf16, StateType::F32, Activations::Bf16);
+    check(Quantize::Int4, KvType::Int8, StateType::F16, Activations::Int8);
 }

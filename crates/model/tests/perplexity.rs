@@ -4,8 +4,8 @@
 
 mod common;
 
-use common::{MAX_ROWS, Sequence, fast, gpu, json, logsumexp, reference, rows_of, tiny};
-use qwill_device::{Activations, Device, KvType};
+use common::{MAX_ROWS, Sequence, fast, gpu, json, logsumexp, reference, rows_of, tiny, tiny_with_states};
+use qwill_device::{Activations, Device, KvType, StateType};
 use qwill_model::Model;
 use qwill_weights::Quantize;
 
@@ -39,7 +39,7 @@ fn nll<D: Device>(model: &mut Model<D>, ids: &[u32]) -> f64 {
     logits.iter().zip(&ids[1..]).map(|(row, next)| logsumexp(row) - f64::from(row[*next as usize])).sum()
 }
 
-fn perplexity<D: Device>(model: &mut Model<D>, check: impl Fn(usize, &Window, f64)) -> f64 {
+fn perplexity<D: Device>(model: &mut Model<D>, mut check: impl FnMut(usize, &Window, f64)) -> f64 {
     let (mut total, mut scored) = (0.0, 0);
     for (index, window) in windows().iter().enumerate() {
         let found = nll(model, &window.ids);
@@ -84,6 +84,17 @@ fn check_int8_kv<D: Device>(name: &str, device: D) {
 #[test]
 fn int8_keys_and_values_hardly_change_the_perplexity() {
     check_int8_kv("fast", fast(Activations::F32));
+}
+
+/// As good as f32 states: rounding them moves a window's likelihood far less than bfloat16 activations do.
+#[test]
+fn perplexity_with_states_in_half_precision_is_the_golden_one() {
+    let device = fast(Activations::F32);
+    let mut model = tiny_with_states(device, Quantize::None, KvType::F32, StateType::F16);
+    let mut worst = 0.0f64;
+    let found = perplexity(&mut model, |_, window, nll| worst = worst.max((nll / window.nll - 1.0).abs()));
+    println!("f16 states: perplexity {found:.4}, a window's likelihood at most {worst:.1e} off");
+    assert!((found - 113.684).abs() <= 0.02 && worst < 2e-4, "{found}, {worst:e}");
 }
 
 fn check_bf16<D: Device>(name: &str, device: D) {

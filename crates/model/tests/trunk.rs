@@ -6,17 +6,19 @@ mod common;
 
 use common::{
     Golden, MAX_ROWS, Sequence, argmax, assert_close, assert_close_relative, fast, gpu, json, logsumexp,
-    reference, rows_of, tiny,
+    reference, rows_of, tiny, tiny_with_states,
 };
 use qwill_cuda::Activity;
 use qwill_device::batch::{CONV_RING, PAGE_TOKENS};
-use qwill_device::{Activations, Device, KvType, LayerKind, SampleRow};
+use qwill_device::{Activations, Device, KvType, LayerKind, SampleRow, StateType};
 use qwill_model::Model;
 use qwill_weights::Quantize;
 
 const PROMPTS: [&str; 13] =
     ["n1", "n2", "n3", "n4", "n5", "n7", "n63", "n64", "n65", "n128", "n130", "n218", "n700"];
 const LAST_KEPT_TOP: usize = 32;
+/// Of logits (about 10 in size) where states are halves.
+const F16_STATES_TOLERANCE: f32 = 0.05;
 
 /// Prefills a prompt in slices; returns the logits of every row.
 fn prefill<D: Device>(
@@ -254,6 +256,38 @@ fn int8_keys_and_values_stay_within_their_tolerance_on_the_fast_device() {
     check_int8_kv(fast(Activations::F32));
 }
 
+/// States in half precision: rounded after every chunk and fold. Prompts and 64 greedy steps, two folds among them.
+fn check_f16_states<D: Device>(name: &str, device: D) {
+    let golden = Golden::open("golden/trunk.safetensors");
+    let mut model = tiny_with_states(device, Quantize::None, KvType::F32, StateType::F16);
+    let mut worst = 0.0f32;
+    for prompt in ["n65", "n130", "n700"] {
+        let mut sequence = Sequence::default();
+        let logits = prefill(&mut model, &mut sequence, golden.ints(&format!("{prompt}.ids")), 192);
+        let mut last = logits.last().unwrap().clone();
+        let margins = golden.floats(&format!("{prompt}.greedy_margin"));
+        let top_ids = golden.ints(&format!("{prompt}.greedy_top_ids"));
+        let top = golden.floats(&format!("{prompt}.greedy_top_logits"));
+        for (step, want) in golden.ints(&format!("{prompt}.greedy_ids")).iter().enumerate() {
+            for at in step * LAST_KEPT_TOP..(step + 1) * LAST_KEPT_TOP {
+                worst = worst.max((last[top_ids[at] as usize] - top[at]).abs());
+            }
+            if margins[step] > 2.0 * F16_STATES_TOLERANCE {
+                assert_eq!(argmax(&last), *want, "{prompt} greedy {step}");
+            }
+            last = sequence.decode(&mut model, *want);
+        }
+    }
+    println!("{name}, f16 states: logits at most {worst:.1e} off");
+    assert!(worst <= F16_STATES_TOLERANCE, "{name}: {worst}");
+}
+
+#[test]
+fn states_in_half_precision_stay_within_their_tolerance() {
+    check_f16_states("reference", reference(Activations::F32));
+    check_f16_states("fast", fast(Activations::F32));
+}
+
 /// KL divergence of two rows of logits, nats.
 fn divergence(from: &[f32], to: &[f32]) -> f64 {
     let (from_lse, to_lse) = (logsumexp(from), logsumexp(to));
@@ -266,11 +300,11 @@ fn divergence(from: &[f32], to: &[f32]) -> f64 {
         .sum()
 }
 
-fn check_bf16<D: Device>(device: D, kv_type: KvType) {
+fn check_bf16<D: Device>(device: D, kv_type: KvType, state_type: StateType) {
     let golden = Golden::open("golden/trunk.safetensors");
     // Codes add what they add in f32, see `check_int8_kv`.
     let most_divergence = if kv_type == KvType::Int8 { 1.2e-3 } else { 5e-4 };
-    let mut model = tiny(device, Quantize::None, kv_type);
+    let mut model = tiny_with_states(device, Quantize::None, kv_type, state_type);
     for name in ["n65", "n130", "n700"] {
         let ids = golden.ints(&format!("{name}.ids"));
         let mut sequence = Sequence::default();
@@ -325,30 +359,32 @@ fn check_bf16_greedy<D: Device>(
 
 #[test]
 fn bfloat16_stays_within_its_tolerance_on_the_reference_device() {
-    check_bf16(reference(Activations::Bf16), KvType::Bf16);
+    check_bf16(reference(Activations::Bf16), KvType::Bf16, StateType::F32);
 }
 
 #[test]
 fn bfloat16_stays_within_its_tolerance_on_the_fast_device() {
-    check_bf16(fast(Activations::Bf16), KvType::Bf16);
+    check_bf16(fast(Activations::Bf16), KvType::Bf16, StateType::F16);
 }
 
 #[test]
 fn bfloat16_with_int8_keys_and_values_stays_within_its_tolerance_on_the_fast_device() {
-    check_bf16(fast(Activations::Bf16), KvType::Int8);
+    check_bf16(fast(Activations::Bf16), KvType::Int8, StateType::F32);
 }
 
 #[test]
 fn bfloat16_stays_within_its_tolerance_on_the_gpu() {
-    if let Some(device) = gpu() {
-        check_bf16(device, KvType::Bf16);
+    for state_type in [StateType::F32, StateType::F16] {
+        if let Some(device) = gpu() {
+            check_bf16(device, KvType::Bf16, state_type);
+        }
     }
 }
 
 #[test]
 fn bfloat16_with_int8_keys_and_values_stays_within_its_tolerance_on_the_gpu() {
     if let Some(device) = gpu() {
-        check_bf16(device, KvType::Int8);
+        check_bf16(device, KvType::Int8, StateType::F32);
     }
 }
 

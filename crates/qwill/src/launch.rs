@@ -7,7 +7,7 @@ use qwill_contract::EngineHandle;
 use qwill_cpu::CpuDevice;
 use qwill_cpu::fast::{CpuOptions, Isa};
 use qwill_device::plan::{MemoryPlan, PlanInput, PlanOptions, PlanWeight};
-use qwill_device::{Activations, Device, Geometry, KvType, Precision, WeightFormat};
+use qwill_device::{Activations, Device, Geometry, KvType, Precision, StateType, WeightFormat};
 use qwill_engine::{EngineOptions, EngineThread};
 use qwill_model::{Model, ModelError, ModelOptions, PlanGroup};
 use qwill_weights::{Checkpoint, Quantize};
@@ -85,6 +85,7 @@ pub(crate) fn plan(
         max_context_tokens: memory.max_context,
         kv_tokens: memory.kv_tokens,
         kv_type: KvType::from(numerics.kv_type),
+        state_type: StateType::from(numerics.state_type),
         prefill_rows: memory.prefill_slice,
     };
     let input = PlanInput { geometry, weights: &weights, workspace: &workspace, budget_bytes, options };
@@ -172,8 +173,8 @@ impl Launch {
             Activations::Bf16 => 16,
             Activations::Int8 => 8,
         };
-        let kv = self.planned.memory.kv_type.name();
-        format!("w{weight_bits}a{activation_bits} kv={kv} state=f32 cpu")
+        let (kv, state) = (self.planned.memory.kv_type.name(), self.planned.memory.state_type.name());
+        format!("w{weight_bits}a{activation_bits} kv={kv} state={state} cpu")
     }
 
     /// Loads the weights and starts the engine; returns when it has generated its first token. The checkpoint
@@ -196,6 +197,7 @@ impl Launch {
         let model_options = ModelOptions {
             quantize: self.quantize,
             kv_type: memory.kv_type,
+            state_type: memory.state_type,
             pages: memory.pages,
             slots: memory.slots,
             max_rows: memory.max_rows,

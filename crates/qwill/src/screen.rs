@@ -128,10 +128,11 @@ fn tokens(launch: &Launch) -> String {
 
 fn numerics(launch: &Launch) -> String {
     format!(
-        "weights {}, activations {}, KV {}, state f32 [{}]",
+        "weights {}, activations {}, KV {}, state {} [{}]",
         launch.body_format().name(),
         launch.device.activations.name(),
         launch.planned.memory.kv_type.name(),
+        launch.planned.memory.state_type.name(),
         launch.numerics(),
     )
 }

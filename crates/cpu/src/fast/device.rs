@@ -329,7 +329,7 @@ impl Device for CpuDevice {
             decay_rate: &weights.decay_rate.values,
             dt_bias: &weights.dt_bias.values,
         };
-        let how = (self.level, &mut self.pool, self.options.activations);
+        let how = (self.level, &mut self.pool, &self.scratch.workers, self.options.activations);
         gdn_prepare::prepare(how, batch, shape, weights, projected, &mut cache.states[gdn_layer], mixed);
         Ok(())
     }

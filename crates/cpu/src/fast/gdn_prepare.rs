@@ -7,9 +7,10 @@ use super::blocks::{Blocks, steps};
 use super::elementwise::{round_row, sum_of_squares};
 use super::pool::Pool;
 use super::rows_per_piece;
+use super::scratch::Workers;
 use super::simd::{self, Level, Simd, silu, starts};
 use crate::Buffer;
-use crate::storage::StateLayer;
+use crate::state::{Elements, StateLayer};
 
 /// Added to the sum of squares of a query or key head before the root.
 const L2_EPS: f32 = 1e-6;
@@ -28,7 +29,7 @@ pub(super) struct Weights<'a> {
 /// See `Device::gdn_prepare`. First every row is computed from the old ring and the batch, then the ring takes the
 /// batch's last inputs: so rows need not wait for each other.
 pub(super) fn prepare(
-    (level, pool, activations): (Level, &mut Pool, Activations),
+    (level, pool, workers, activations): (Level, &mut Pool, &Workers, Activations),
     batch: &Batch,
     shape: &GdnShape,
     weights: Weights<'_>,
@@ -41,19 +42,25 @@ pub(super) fn prepare(
     let cols = mixed.cols;
     let blocks = Blocks::new(&mut mixed.data, cols, bounds.clone(), vec![0, cols]);
     let spans = span_of_rows(batch);
-    let ring = &state.conv;
-    pool.run(bounds.len() - 1, &|_, piece| {
+    let ring = &*state;
+    pool.run(bounds.len() - 1, &|worker, piece| {
         let mut block = blocks.take(piece, 0);
-        let mut samples = Vec::with_capacity(shape.conv_width);
-        for row in 0..block.rows() {
-            let at = piece * per_piece + row;
-            gather_samples(shape, &batch.spans[spans[at]], at, projected, ring, &mut samples);
-            let out = &mut block.row_mut(row)[..shape.mixed()];
-            simd::gdn_prepare_row(level, activations, shape, weights, &samples, projected.row(at), out);
-        }
+        workers.with(worker, memory(shape), |memory| {
+            for row in 0..block.rows() {
+                let at = piece * per_piece + row;
+                let samples = samples(shape, &batch.spans[spans[at]], at, projected, ring, memory);
+                let out = &mut block.row_mut(row)[..shape.mixed()];
+                simd::gdn_prepare_row(level, activations, shape, weights, &samples, projected.row(at), out);
+            }
+        });
     });
     drop(blocks);
-    batch.spans.iter().for_each(|span| store_ring(shape, span, projected, &mut state.conv));
+    batch.spans.iter().for_each(|span| store_ring(shape, span, projected, state));
+}
+
+/// Elements of a thread's work memory: the inputs under each tap, widened.
+pub(super) fn memory(shape: &GdnShape) -> usize {
+    shape.conv_width * shape.conv_channels()
 }
 
 /// The span of every row.
@@ -61,41 +68,46 @@ fn span_of_rows(batch: &Batch) -> Vec<usize> {
     batch.spans.iter().enumerate().flat_map(|(index, span)| std::iter::repeat_n(index, span.rows)).collect()
 }
 
-fn ring_row<'a>(shape: &GdnShape, span: &Span, position: usize, ring: &'a [f32]) -> &'a [f32] {
-    let channels = shape.conv_channels();
-    &ring[(span.slot * CONV_RING + position % CONV_RING) * channels..][..channels]
-}
-
-/// The inputs under each tap, oldest first; `None` before the sequence's start.
-fn gather_samples<'a>(
+/// The inputs under each tap as the ring stores them, oldest first; `None` before the sequence's start. Where the ring
+/// has f32, nothing is copied; else `memory` takes them.
+fn samples<'a>(
     shape: &GdnShape,
     span: &Span,
     row: usize,
     projected: &'a Buffer,
-    ring: &'a [f32],
-    samples: &mut Vec<Option<&'a [f32]>>,
-) {
+    state: &'a StateLayer,
+    memory: &'a mut [f32],
+) -> Vec<Option<&'a [f32]>> {
+    let channels = shape.conv_channels();
     let index = row - span.first_row;
     let position = span.position + index;
-    samples.clear();
-    samples.extend((0..shape.conv_width).rev().map(|age| {
-        if age <= index {
-            Some(&projected.row(row - age)[..shape.conv_channels()])
-        } else if age <= position {
-            Some(ring_row(shape, span, position - age, ring))
-        } else {
-            None
+    let ring_at = |age: usize| (span.slot * CONV_RING + (position - age) % CONV_RING) * channels;
+    let ages = (0..shape.conv_width).rev();
+    let sample = |(age, wide): (usize, &'a mut [f32])| -> Option<&'a [f32]> {
+        if age > position {
+            return None;
         }
-    }));
+        let own = (age <= index).then(|| &projected.row(row - age)[..channels]);
+        match (&state.conv, own) {
+            (Elements::F32(_), Some(own)) => return Some(own),
+            (Elements::F32(ring), None) => return Some(&ring[ring_at(age)..][..channels]),
+            (_, Some(own)) => {
+                wide.iter_mut().zip(own).for_each(|(wide, x)| *wide = state.state_type.round_input(*x));
+            }
+            (Elements::Half(half, ring), None) => half.widen(&ring[ring_at(age)..], wide),
+        }
+        Some(wide)
+    };
+    ages.zip(memory.chunks_mut(channels)).map(sample).collect()
 }
 
 /// Keeps the span's last inputs, each at its position modulo the ring's length.
-fn store_ring(shape: &GdnShape, span: &Span, projected: &Buffer, ring: &mut [f32]) {
+fn store_ring(shape: &GdnShape, span: &Span, projected: &Buffer, state: &mut StateLayer) {
     let channels = shape.conv_channels();
     for index in span.rows.saturating_sub(CONV_RING)..span.rows {
         let slot_row = span.slot * CONV_RING + (span.position + index) % CONV_RING;
         let input = &projected.row(span.first_row + index)[..channels];
-        ring[slot_row * channels..][..channels].copy_from_slice(input);
+        state.conv.store(slot_row * channels, input);
     }
 }
 

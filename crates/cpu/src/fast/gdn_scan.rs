@@ -3,10 +3,12 @@
 //! One piece of work is a key head of a span with the value heads that read it.
 
 mod chunk;
+mod stored;
 
-use qwill_device::{Activations, Batch, GdnShape, Phase, RING_TOKENS, Span};
+use qwill_device::{Activations, Batch, GdnShape, Phase, RING_TOKENS, Span, StateType};
 
 pub(super) use chunk::chunk_body;
+use stored::{StoredBlock, StoredBlocks};
 
 use super::blocks::{Block, Blocks};
 use super::elementwise::round_row;
@@ -14,7 +16,7 @@ use super::pool::Pool;
 use super::scratch::Workers;
 use super::simd::{self, From, Level, MAX_LANES, Simd, exp, gemm, gemm_transposed};
 use crate::Buffer;
-use crate::storage::StateLayer;
+use crate::state::{StateLayer, round_state};
 
 /// A key head and its value heads, with the columns of a row of the mixed buffer that they read.
 #[derive(Debug, Clone, Copy)]
@@ -63,16 +65,19 @@ pub(super) fn scan(
 ) {
     let key_heads = shape.key_heads;
     let group = shape.value_heads / key_heads;
-    let slots = state.base.len() / shape.state_elements();
+    let slots = state.slots();
+    let state_type = state.state_type;
     let columns = |width: usize| (0..=key_heads).map(move |head| head * width);
     let group_state = group * shape.key_dim * shape.value_dim;
-    let bases =
-        Blocks::new(&mut state.base, group_state, (0..=slots * key_heads).collect(), vec![0, group_state]);
-    let ring_columns = columns(shape.key_dim)
-        .chain(columns(group * shape.value_dim).skip(1).map(|c| c + shape.key_columns()))
-        .chain(columns(group).skip(1).map(|c| c + shape.key_columns() + shape.value_columns()));
-    let ring_rows = (0..=slots).map(|slot| slot * RING_TOKENS).collect();
-    let rings = Blocks::new(&mut state.ring, shape.ring_entry(), ring_rows, ring_columns.collect());
+    let base_rows = (0..=slots * key_heads).collect();
+    let bases = StoredBlocks::new(&mut state.base, group_state, base_rows, vec![0, group_state]);
+    let vector_columns = columns(shape.key_dim)
+        .chain(columns(group * shape.value_dim).skip(1).map(|column| column + shape.key_columns()));
+    let ring_rows = || (0..=slots).map(|slot| slot * RING_TOKENS).collect();
+    let ring_entry = shape.key_columns() + shape.value_columns();
+    let rings = StoredBlocks::new(&mut state.ring, ring_entry, ring_rows(), vector_columns.collect());
+    let log_columns = columns(group).collect();
+    let log_decays = Blocks::new(&mut state.log_decays, shape.value_heads, ring_rows(), log_columns);
     let out_rows = batch.spans.iter().map(|span| span.first_row).chain([batch.rows()]).collect();
     let out_cols = out.cols;
     let outs = Blocks::new(&mut out.data, out_cols, out_rows, columns(group * shape.value_dim).collect());
@@ -80,48 +85,70 @@ pub(super) fn scan(
         let (index, head) = (piece / key_heads, piece % key_heads);
         let span = &batch.spans[index];
         let key_head = KeyHead { shape, index: head };
-        let (mut base, mut out) = (bases.take(span.slot * key_heads + head, 0), outs.take(index, head));
-        let base = base.all_mut();
-        match batch.phase {
-            Phase::Prefill => workers.with(worker, chunk::memory(shape), |memory| {
-                for chunk in batch.chunks.iter().filter(|chunk| chunk.span == index) {
-                    let rows = chunk.first_row..chunk.first_row + chunk.rows;
-                    let first_out = chunk.first_row - span.first_row;
-                    simd::gdn_chunk(
+        let mut out = outs.take(index, head);
+        let mut stored = bases.take(span.slot * key_heads + head, 0);
+        workers.with(worker, memory(shape), |memory| {
+            let (wide, memory) = memory.split_at_mut(group_state);
+            let base = stored.open(wide);
+            match batch.phase {
+                Phase::Prefill => {
+                    for chunk in batch.chunks.iter().filter(|chunk| chunk.span == index) {
+                        let rows = chunk.first_row..chunk.first_row + chunk.rows;
+                        let first_out = chunk.first_row - span.first_row;
+                        simd::gdn_chunk(
+                            level,
+                            activations,
+                            key_head,
+                            mixed,
+                            rows,
+                            base,
+                            memory,
+                            first_out,
+                            &mut out,
+                        );
+                        round_state(state_type, base);
+                    }
+                }
+                Phase::Rows => {
+                    let ring = |part: usize| rings.take(span.slot, part * key_heads + head);
+                    let log_decays = log_decays.take(span.slot, head);
+                    let mut ring = Ring { state_type, keys: ring(0), corrected: ring(1), log_decays };
+                    simd::gdn_rows(
                         level,
                         activations,
                         key_head,
                         mixed,
-                        rows,
+                        span,
                         base,
+                        &mut ring,
                         memory,
-                        first_out,
                         &mut out,
                     );
                 }
-            }),
-            Phase::Rows => workers.with(worker, rows_memory(shape), |memory| {
-                let ring = |part: usize| rings.take(span.slot, part * key_heads + head);
-                let mut ring = Ring { keys: ring(0), corrected: ring(1), log_decays: ring(2) };
-                simd::gdn_rows(level, activations, key_head, mixed, span, base, &mut ring, memory, &mut out);
-            }),
-        }
+            }
+            if batch.phase == Phase::Prefill || span.ring_len == RING_TOKENS {
+                stored.close(wide);
+            }
+        });
     });
 }
 
 /// A slot's ring as one key head sees it: its own columns of all entries.
 pub(super) struct Ring<'a> {
+    /// What the base state and the ring's vectors are rounded to.
+    state_type: StateType,
     /// `[RING_TOKENS, key_dim]`.
-    keys: Block<'a>,
+    keys: StoredBlock<'a>,
     /// `[RING_TOKENS, value heads · value_dim]`.
-    corrected: Block<'a>,
+    corrected: StoredBlock<'a>,
     /// `[RING_TOKENS, value heads]`.
     log_decays: Block<'a>,
 }
 
-/// Elements of work memory of either phase.
+/// Elements of work memory of a piece: its base states widened, then that of either phase.
 pub(super) fn memory(shape: &GdnShape) -> usize {
-    rows_memory(shape).max(chunk::memory(shape))
+    let base = shape.value_heads / shape.key_heads.max(1) * shape.key_dim * shape.value_dim;
+    base + rows_memory(shape).max(chunk::memory(shape))
 }
 
 /// Elements of work memory of [`rows_body`].
@@ -152,13 +179,14 @@ pub(super) fn rows_body<S: Simd>(
     let (corrected, memory) = memory.split_at_mut(RING_TOKENS * value_dim);
     let (logs, memory) = memory.split_at_mut(RING_TOKENS);
     for (entry, key) in keys.chunks_mut(key_dim).enumerate().take(span.ring_len) {
-        key.copy_from_slice(ring.keys.row_mut(entry));
+        ring.keys.load(entry, 0, key);
     }
     let folds = span.ring_len == RING_TOKENS;
     if folds {
         for (head, base) in base.chunks_mut(key_head.state_elements()).enumerate() {
             gather(ring, head, RING_TOKENS, value_dim, corrected, logs);
             fold(simd, (key_dim, value_dim), keys, corrected, logs, base);
+            round_state(ring.state_type, base);
         }
     }
     let committed = if folds { 0 } else { span.ring_len };
@@ -167,10 +195,12 @@ pub(super) fn rows_body<S: Simd>(
     let (inputs, memory) = memory.split_at_mut(2 * span.rows * key_dim);
     for row in 0..span.rows {
         let mixed = mixed.row(span.first_row + row);
-        inputs[row * key_dim..][..key_dim].copy_from_slice(key_head.key(mixed));
         inputs[(span.rows + row) * key_dim..][..key_dim].copy_from_slice(key_head.query(mixed));
-        keys[(committed + row) * key_dim..][..key_dim].copy_from_slice(key_head.key(mixed));
-        ring.keys.row_mut(committed + row).copy_from_slice(key_head.key(mixed));
+        let key = &mut inputs[row * key_dim..][..key_dim];
+        key.copy_from_slice(key_head.key(mixed));
+        round_state(ring.state_type, key);
+        keys[(committed + row) * key_dim..][..key_dim].copy_from_slice(key);
+        ring.keys.store(committed + row, 0, key);
     }
     let (dots, memory) = memory.split_at_mut(2 * span.rows * RING_TOKENS);
     gemm_transposed(
@@ -207,7 +237,8 @@ pub(super) fn rows_body<S: Simd>(
             for ((u, value), predicted) in u.iter_mut().zip(key_head.value(mixed, head)).zip(&*predicted) {
                 *u = beta * (value - predicted);
             }
-            ring.corrected.row_mut(entry)[head * value_dim..][..value_dim].copy_from_slice(u);
+            round_state(ring.state_type, u);
+            ring.corrected.store(entry, head * value_dim, u);
 
             let answer = &mut answers[row * value_dim..][..value_dim];
             read_ring(simd, entry + 1, (log, logs), dots_of(1), corrected, weights, answer);
@@ -229,7 +260,7 @@ fn gather(
 ) {
     let mut sum = 0.0;
     for entry in 0..entries {
-        corrected[entry * dim..][..dim].copy_from_slice(&ring.corrected.row_mut(entry)[head * dim..][..dim]);
+        ring.corrected.load(entry, head * dim, &mut corrected[entry * dim..][..dim]);
         sum += ring.log_decays.row_mut(entry)[head];
         logs[entry] = sum;
     }

@@ -6,7 +6,7 @@ use qwill_device::{Activations, GROUP, Geometry};
 
 use super::quantize::QuantisedRows;
 use super::sample::Candidate;
-use super::{CpuOptions, attention, gdn_scan, linear};
+use super::{CpuOptions, attention, gdn_prepare, gdn_scan, linear};
 use crate::Buffer;
 
 /// Elements of every kind of work memory.
@@ -38,8 +38,13 @@ impl Sizes {
         let joined = if geometry.mtp_layers > 0 { 2 * geometry.hidden } else { geometry.hidden };
         let widest = [joined, geometry.intermediate, attention.query_columns(), gdn.value_columns()];
         let groups = widest.into_iter().max().unwrap_or(0).div_ceil(GROUP);
-        let values =
-            [linear::memory(rows), attention::memory(attention), gdn_scan::memory(gdn), geometry.vocab];
+        let values = [
+            linear::memory(rows),
+            attention::memory(attention),
+            gdn_prepare::memory(gdn),
+            gdn_scan::memory(gdn),
+            geometry.vocab,
+        ];
         Self {
             threads: options.threads,
             inputs: rows * geometry.hidden,

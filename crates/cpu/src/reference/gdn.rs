@@ -5,12 +5,11 @@
 //! (Gated Delta Networks, Yang, Kautz and Hatamizadeh 2024).
 
 use qwill_device::batch::CONV_RING;
-use qwill_device::{Activations, Batch, GdnShape, Phase, RING_TOKENS};
+use qwill_device::{Activations, Batch, GdnShape, Phase, RING_TOKENS, StateType};
 
-use super::attention::rows_of;
 use super::linear::dot;
 use super::norm::{sigmoid, silu, softplus};
-use crate::storage::StateLayer;
+use crate::state::{StateLayer, round_state};
 use crate::{Buffer, Cache};
 
 /// Added to the sum of squares of a query or key head before the root.
@@ -23,8 +22,8 @@ pub(super) struct GateWeights<'a> {
     pub(super) dt_bias: &'a [f32],
 }
 
-/// Convolution, gates and L2 norms, see `Device::gdn_prepare`. Row by row: the raw input enters the conv ring,
-/// then the convolution reads the ring.
+/// Convolution, gates and L2 norms, see `Device::gdn_prepare`. Row by row: the raw input enters the conv ring, rounded
+/// to its type, then the convolution reads the ring.
 pub(super) fn prepare(
     activations: Activations,
     batch: &Batch,
@@ -34,25 +33,39 @@ pub(super) fn prepare(
     state: &mut StateLayer,
     mixed: &mut Buffer,
 ) {
-    let ring_elements = CONV_RING * shape.conv_channels();
-    for (span, row, position) in rows_of(batch) {
-        let input = projected.row(row);
-        let out = &mut mixed.row_mut(row)[..shape.mixed()];
-        let ring = &mut state.conv[span.slot * ring_elements..][..ring_elements];
-        convolve(shape, weights.conv, position, &input[..shape.conv_channels()], ring, out);
-        let (keys_and_queries, _) = out.split_at_mut(2 * shape.key_columns());
-        for (head, values) in keys_and_queries.chunks_mut(shape.key_dim).enumerate() {
-            let factor = if head < shape.key_heads { 1.0 / (shape.key_dim as f32).sqrt() } else { 1.0 };
-            normalise(values, factor);
+    for span in &batch.spans {
+        let mut ring = state.read_conv(span.slot);
+        for index in 0..span.rows {
+            let input = projected.row(span.first_row + index);
+            let out = &mut mixed.row_mut(span.first_row + index)[..shape.mixed()];
+            let raw: Vec<f32> =
+                input[..shape.conv_channels()].iter().map(|x| state.state_type.round_input(*x)).collect();
+            convolve(shape, weights.conv, span.position + index, &raw, &mut ring, out);
+            finish_row(activations, shape, weights, input, out);
         }
-        for value in &mut out[..shape.conv_channels()] {
-            *value = activations.round(*value);
-        }
-        for head in 0..shape.value_heads {
-            let decay_input = input[shape.a_column() + head] + weights.dt_bias[head];
-            out[shape.log_decay_column() + head] = weights.decay_rate[head] * softplus(decay_input);
-            out[shape.beta_column() + head] = sigmoid(input[shape.b_column() + head]);
-        }
+        state.write_conv(span.slot, &ring);
+    }
+}
+
+/// L2 norms of the convolved `q | k`, roundings, and the gates.
+fn finish_row(
+    activations: Activations,
+    shape: &GdnShape,
+    weights: &GateWeights<'_>,
+    input: &[f32],
+    out: &mut [f32],
+) {
+    for (head, values) in out[..2 * shape.key_columns()].chunks_mut(shape.key_dim).enumerate() {
+        let factor = if head < shape.key_heads { 1.0 / (shape.key_dim as f32).sqrt() } else { 1.0 };
+        normalise(values, factor);
+    }
+    for value in &mut out[..shape.conv_channels()] {
+        *value = activations.round(*value);
+    }
+    for head in 0..shape.value_heads {
+        let decay_input = input[shape.a_column() + head] + weights.dt_bias[head];
+        out[shape.log_decay_column() + head] = weights.decay_rate[head] * softplus(decay_input);
+        out[shape.beta_column() + head] = sigmoid(input[shape.b_column() + head]);
     }
 }
 
@@ -143,8 +156,8 @@ fn scan_prefill(
 ) {
     let head_elements = shape.key_dim * shape.value_dim;
     for chunk in &batch.chunks {
-        let base = &mut state.base[batch.spans[chunk.span].slot * shape.state_elements()..]
-            [..shape.state_elements()];
+        let slot = batch.spans[chunk.span].slot;
+        let mut base = state.read_base(slot);
         for (head, base) in base.chunks_mut(head_elements).enumerate() {
             let chunk_rows = chunk.first_row..chunk.first_row + chunk.rows;
             let rows: Vec<HeadRow> =
@@ -153,6 +166,7 @@ fn scan_prefill(
                 store_rounded(activations, &output, &mut out.row_mut(row)[head * shape.value_dim..]);
             }
         }
+        state.write_base(slot, &base);
     }
 }
 
@@ -164,25 +178,26 @@ fn scan_rows(
     state: &mut StateLayer,
     out: &mut Buffer,
 ) {
-    let (head_elements, ring_elements) = (shape.key_dim * shape.value_dim, RING_TOKENS * shape.ring_entry());
+    let (head_elements, state_type) = (shape.key_dim * shape.value_dim, state.state_type);
     for span in &batch.spans {
-        let base = &mut state.base[span.slot * shape.state_elements()..][..shape.state_elements()];
-        let ring = &mut state.ring[span.slot * ring_elements..][..ring_elements];
+        let (mut base, mut ring) = (state.read_base(span.slot), state.read_ring(span.slot));
         let folds = span.ring_len == RING_TOKENS;
         if folds {
             // All heads before the first append: value heads share the keys of the ring's entries.
             for (head, base) in base.chunks_mut(head_elements).enumerate() {
-                HeadRing::new(shape, head, ring, RING_TOKENS).fold(base);
+                HeadRing::new(shape, state_type, head, &mut ring, RING_TOKENS).fold(base);
             }
+            state.write_base(span.slot, &base);
         }
         let ring_len = if folds { 0 } else { span.ring_len };
-        for (head, base) in base.chunks_mut(head_elements).enumerate() {
-            let mut ring = HeadRing::new(shape, head, ring, ring_len);
+        for (head, base) in base.chunks(head_elements).enumerate() {
+            let mut ring = HeadRing::new(shape, state_type, head, &mut ring, ring_len);
             for row in span.first_row..span.first_row + span.rows {
                 let output = ring.append(base, &HeadRow::of(shape, mixed.row(row), head));
                 store_rounded(activations, &output, &mut out.row_mut(row)[head * shape.value_dim..]);
             }
         }
+        state.write_ring(span.slot, &ring);
     }
 }
 
@@ -285,6 +300,8 @@ fn decay(log: f64) -> f32 {
 /// earlier rows of it as stored entries, so the bits do not depend on how tokens are split into rounds, and a
 /// rejected row is undone by a smaller length.
 pub(super) struct HeadRing<'a> {
+    /// Entries and what they are folded into are rounded to it.
+    state_type: StateType,
     entries: &'a mut [f32],
     entry_elements: usize,
     key_at: usize,
@@ -298,11 +315,18 @@ pub(super) struct HeadRing<'a> {
 
 impl<'a> HeadRing<'a> {
     /// A view of `len` entries of the slot's ring.
-    pub(super) fn new(shape: &GdnShape, head: usize, entries: &'a mut [f32], len: usize) -> Self {
+    pub(super) fn new(
+        shape: &GdnShape,
+        state_type: StateType,
+        head: usize,
+        entries: &'a mut [f32],
+        len: usize,
+    ) -> Self {
         let (entry_elements, values_end) = (shape.ring_entry(), shape.key_columns() + shape.value_columns());
         let log_decay_at = values_end + head;
         let logs = log_sums((0..len).map(|j| entries[j * entry_elements + log_decay_at]));
         Self {
+            state_type,
             entries,
             entry_elements,
             key_at: shape.key_head_of(head) * shape.key_dim,
@@ -335,14 +359,16 @@ impl<'a> HeadRing<'a> {
     /// `o_t = G_t S_bᵀ q̂_t + Σ_{j≤t} (G_t/G_j)(k̂_j·q̂_t) u_j`.
     pub(super) fn append(&mut self, base: &[f32], row: &HeadRow<'_>) -> Vec<f32> {
         let log = self.logs.last().copied().unwrap_or(0.0) + f64::from(row.log_decay);
-        let mut predicted = read_state(base, row.key, decay(log));
-        self.read(row.key, log, &mut predicted);
+        let mut key = row.key.to_vec();
+        round_state(self.state_type, &mut key);
+        let mut predicted = read_state(base, &key, decay(log));
+        self.read(&key, log, &mut predicted);
 
         let entry = &mut self.entries[self.logs.len() * self.entry_elements..][..self.entry_elements];
-        entry[self.key_at..][..self.key_dim].copy_from_slice(row.key);
+        entry[self.key_at..][..self.key_dim].copy_from_slice(&key);
         let corrected = entry[self.corrected_at..][..self.value_dim].iter_mut();
         for ((u, value), predicted) in corrected.zip(row.value).zip(&predicted) {
-            *u = row.beta * (value - predicted);
+            *u = self.state_type.round(row.beta * (value - predicted));
         }
         entry[self.log_decay_at] = row.log_decay;
         self.logs.push(log);
@@ -362,5 +388,6 @@ impl<'a> HeadRing<'a> {
             .map(|(j, log)| (decay(end - log), self.key(j), self.corrected(j)))
             .collect();
         update_state(base, decay(end), &writes);
+        round_state(self.state_type, base);
     }
 }

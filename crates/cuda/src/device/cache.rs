@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use qwill_device::batch::{CONV_RING, PAGE_TOKENS};
-use qwill_device::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, quantize_vector};
-use qwill_device::{AttentionShape, CacheSpec, DeviceError, GdnState, KvPage, KvType, RING_TOKENS};
+use qwill_device::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16_saturated, quantize_vector};
+use qwill_device::{
+    AttentionShape, CacheSpec, DeviceError, GdnState, KvPage, KvType, RING_TOKENS, StateType,
+};
 
 use super::attention::AttentionKernels;
 use super::gdn::GdnKernels;
@@ -12,7 +14,7 @@ use super::{Check, load};
 use crate::KernelStore;
 use crate::driver::{Driver, Memory};
 use crate::launch::KvParams;
-use crate::unit::gdn_unit;
+use crate::unit::gdn_units;
 
 /// The caches of a model, with the kernels for their shapes.
 #[derive(Debug)]
@@ -40,12 +42,16 @@ struct Vectors {
     scales: Memory,
 }
 
-/// `[gdn_layers, slots, …]` f32 each: base states, rings, conv rings.
+/// `[gdn_layers, slots, …]` each: base states, rings and raw convolution inputs in the state type, then the rings'
+/// log-decays in f32.
 #[derive(Debug)]
 struct States {
     base: Memory,
     ring: Memory,
     conv: Memory,
+    log_decays: Memory,
+    /// `[gdn_layers, slots, key_heads]` counters of blocks, zero between launches.
+    readers: Memory,
     kernels: GdnKernels,
 }
 
@@ -61,6 +67,8 @@ pub(super) struct GdnLayer<'a> {
     pub(super) base: u64,
     pub(super) ring: u64,
     pub(super) conv: u64,
+    pub(super) log_decays: u64,
+    pub(super) readers: u64,
     pub(super) kernels: &'a GdnKernels,
 }
 
@@ -164,33 +172,41 @@ fn inverse_frequencies(shape: &AttentionShape) -> Vec<f32> {
     (0..shape.rope_dims / 2).map(|i| shape.rope_theta.powf(exponent(i)) as f32).collect()
 }
 
-/// Bytes of one slot of one layer: base state, ring, conv ring.
-fn slot_bytes(spec: &CacheSpec) -> [u64; 3] {
+/// Bytes of one slot of one layer: base state, ring, raw convolution inputs, log-decays.
+fn slot_bytes(spec: &CacheSpec) -> [u64; 4] {
     let gdn = &spec.gdn;
-    let elements = [gdn.state_elements(), RING_TOKENS * gdn.ring_entry(), CONV_RING * gdn.conv_channels()];
-    elements.map(|elements| elements as u64 * 4)
+    let ring = RING_TOKENS * (gdn.key_columns() + gdn.value_columns());
+    let typed = [gdn.state_elements(), ring, CONV_RING * gdn.conv_channels()];
+    let [base, ring, conv] = typed.map(|elements| (elements * spec.state_type.bytes()) as u64);
+    [base, ring, conv, (RING_TOKENS * gdn.value_heads * 4) as u64]
 }
 
 impl States {
     fn new(driver: &Arc<Driver>, store: &KernelStore, spec: &CacheSpec) -> Result<Self, DeviceError> {
-        let build = gdn_unit(&spec.gdn).map_err(|reason| DeviceError::shape("cache", reason))?;
+        let units = gdn_units(&spec.gdn, spec.state_type);
+        let [rows, chunks] = units.map_err(|reason| DeviceError::shape("cache", reason))?;
+        let (rows, chunks) = (load(driver, store, &rows)?, load(driver, store, &chunks)?);
         let slots = (spec.gdn_layers * spec.slots) as u64;
-        let [base, ring, conv] = slot_bytes(spec).map(|bytes| bytes * slots);
-        let states = Self {
-            base: driver.allocate("recurrent states", base)?,
-            ring: driver.allocate("rings of recurrent states", ring)?,
-            conv: driver.allocate("rings of convolution inputs", conv)?,
-            kernels: GdnKernels::new(&load(driver, store, &build)?, &spec.gdn)?,
+        let [base, ring, conv, log_decays] = slot_bytes(spec).map(|bytes| bytes * slots);
+        // Rings and inputs are never read before they are written by an op; zeros keep what tools read defined.
+        let zeros = |name, bytes| -> Result<Memory, DeviceError> {
+            let memory = driver.allocate(name, bytes)?;
+            memory.clear("cache", 0, bytes)?;
+            Ok(memory)
         };
-        states.base.clear("cache", 0, base)?;
-        // Never read before they are written by an op; zeros keep what tools read defined.
-        states.ring.clear("cache", 0, ring)?;
-        states.conv.clear("cache", 0, conv)?;
-        Ok(states)
+        Ok(Self {
+            base: zeros("recurrent states", base)?,
+            ring: zeros("rings of recurrent states", ring)?,
+            conv: zeros("raw convolution inputs", conv)?,
+            log_decays: zeros("log-decays of rings", log_decays)?,
+            readers: zeros("counters of rings' readers", slots * spec.gdn.key_heads as u64 * 4)?,
+            kernels: GdnKernels::new(&rows, &chunks, &spec.gdn)?,
+        })
     }
 
-    fn parts(&self) -> [&Memory; 3] {
-        [&self.base, &self.ring, &self.conv]
+    /// In the order of [`slot_bytes`].
+    fn parts(&self) -> [&Memory; 4] {
+        [&self.base, &self.ring, &self.conv, &self.log_decays]
     }
 }
 
@@ -228,11 +244,14 @@ impl CudaCache {
 
     pub(super) fn gdn_layer(&self, check: Check, layer: usize) -> Result<GdnLayer<'_>, DeviceError> {
         let states = self.states(check, layer, 0)?;
-        let [base, ring, conv] = self.slot_offsets(layer, 0);
+        let [base, ring, conv, log_decays] = self.slot_offsets(layer, 0);
+        let readers = (layer * self.spec.slots * self.spec.gdn.key_heads * 4) as u64;
         Ok(GdnLayer {
             base: states.base.address() + base,
             ring: states.ring.address() + ring,
             conv: states.conv.address() + conv,
+            log_decays: states.log_decays.address() + log_decays,
+            readers: states.readers.address() + readers,
             kernels: &states.kernels,
         })
     }
@@ -255,7 +274,7 @@ impl CudaCache {
     fn page_index(&self, layer: usize, page: usize) -> u64 {
         layer as u64 * self.spec.pages as u64 + page as u64
     }
-    fn slot_offsets(&self, layer: usize, slot: usize) -> [u64; 3] {
+    fn slot_offsets(&self, layer: usize, slot: usize) -> [u64; 4] {
         let index = layer as u64 * self.spec.slots as u64 + slot as u64;
         slot_bytes(&self.spec).map(|bytes| bytes * index)
     }
@@ -308,27 +327,42 @@ impl CudaCache {
     pub(super) fn read_state(&self, layer: usize, slot: usize) -> Result<GdnState, DeviceError> {
         let check = Check("read_state");
         let states = self.states(check, layer, slot)?;
-        let [base, ring, conv] = self.slot_offsets(layer, slot);
-        let [base_len, ring_len, conv_len] = slot_bytes(&self.spec).map(|bytes| bytes as usize / 4);
+        let [base, ring, conv, log_decays] = self.slot_offsets(layer, slot);
+        let bytes = slot_bytes(&self.spec);
+        let state_type = self.spec.state_type;
+        let vectors = read_elements(&states.ring, ring, bytes[1], state_type, f16_to_f32)?;
+        let log_decays: Vec<f32> = states.log_decays.read(check.0, log_decays, bytes[3] as usize / 4)?;
+        let entries = vectors.chunks(vectors.len() / RING_TOKENS);
+        let entries = entries.zip(log_decays.chunks(self.spec.gdn.value_heads));
         Ok(GdnState {
-            base: states.base.read(check.0, base, base_len)?,
-            ring: states.ring.read(check.0, ring, ring_len)?,
-            conv: states.conv.read(check.0, conv, conv_len)?,
+            base: read_elements(&states.base, base, bytes[0], state_type, f16_to_f32)?,
+            ring: entries.flat_map(|(vectors, logs)| vectors.iter().chain(logs)).copied().collect(),
+            conv: read_elements(&states.conv, conv, bytes[2], state_type, bf16_to_f32)?,
         })
     }
 
     pub(super) fn write_state(&self, layer: usize, slot: usize, state: &GdnState) -> Result<(), DeviceError> {
         let check = Check("write_state");
         let states = self.states(check, layer, slot)?;
-        let values = [&state.base, &state.ring, &state.conv];
-        let offsets = self.slot_offsets(layer, slot).into_iter().zip(slot_bytes(&self.spec));
-        for ((part, (offset, bytes)), values) in states.parts().into_iter().zip(offsets).zip(values) {
-            check.that(values.len() as u64 * 4 == bytes, || {
-                format!("{} values, a slot has {}", values.len(), bytes / 4)
-            })?;
-            part.write(check.0, offset, values)?;
+        let gdn = &self.spec.gdn;
+        let found = [state.base.len(), state.ring.len(), state.conv.len()];
+        let expected =
+            [gdn.state_elements(), RING_TOKENS * gdn.ring_entry(), CONV_RING * gdn.conv_channels()];
+        check.that(found == expected, || {
+            format!("base, ring and conv ring of {found:?} values, a slot has {expected:?}")
+        })?;
+        let (mut vectors, mut log_decays) = (Vec::new(), Vec::new());
+        for entry in state.ring.chunks(gdn.ring_entry()) {
+            let (of_entry, logs) = entry.split_at(gdn.key_columns() + gdn.value_columns());
+            vectors.extend_from_slice(of_entry);
+            log_decays.extend_from_slice(logs);
         }
-        Ok(())
+        let [base, ring, conv, logs] = self.slot_offsets(layer, slot);
+        let state_type = self.spec.state_type;
+        write_elements(&states.base, base, &state.base, state_type, f32_to_f16_saturated)?;
+        write_elements(&states.ring, ring, &vectors, state_type, f32_to_f16_saturated)?;
+        write_elements(&states.conv, conv, &state.conv, state_type, f32_to_bf16)?;
+        states.log_decays.write(check.0, logs, &log_decays)
     }
 
     pub(super) fn read_page(&self, layer: usize, page: usize) -> Result<KvPage, DeviceError> {
@@ -359,5 +393,37 @@ impl CudaCache {
         let (outer, inner) = if to_device { (kv_heads, PAGE_TOKENS) } else { (PAGE_TOKENS, kv_heads) };
         let rows = (0..outer).flat_map(|i| (0..inner).map(move |j| (j * outer + i) * head_dim));
         rows.flat_map(|at| &values[at..at + head_dim]).copied().collect()
+    }
+}
+
+/// Reads elements of a state: f32, or halves and how they widen.
+fn read_elements(
+    memory: &Memory,
+    offset: u64,
+    bytes: u64,
+    state_type: StateType,
+    widen: fn(u16) -> f32,
+) -> Result<Vec<f32>, DeviceError> {
+    let len = bytes as usize / state_type.bytes();
+    match state_type {
+        StateType::F32 => memory.read("read_state", offset, len),
+        StateType::F16 => Ok(memory.read("read_state", offset, len)?.into_iter().map(widen).collect()),
+    }
+}
+
+/// Writes elements of a state: f32, or halves and how values are rounded to them.
+fn write_elements(
+    memory: &Memory,
+    offset: u64,
+    values: &[f32],
+    state_type: StateType,
+    narrow: fn(f32) -> u16,
+) -> Result<(), DeviceError> {
+    match state_type {
+        StateType::F32 => memory.write("write_state", offset, values),
+        StateType::F16 => {
+            let halves: Vec<u16> = values.iter().copied().map(narrow).collect();
+            memory.write("write_state", offset, &halves)
+        }
     }
 }

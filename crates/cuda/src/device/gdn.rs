@@ -3,53 +3,58 @@
 use std::sync::Arc;
 
 use qwill_device::batch::{CHUNK_TOKENS, CONV_RING};
-use qwill_device::{Batch, DeviceError, GdnShape, GdnWeights, Phase, RING_TOKENS};
+use qwill_device::{Batch, DeviceError, GdnShape, GdnWeights, Phase};
 
 use super::{Check, CudaBuffer, CudaCache, CudaDevice};
 use crate::driver::{Extent, Function, Module};
 use crate::launch::{GdnPrepareParams, ScanParams};
 
-/// As `COLUMNS`, `FOLD_KEYS` and the warps of the kernels in the source.
+/// As `COLUMNS`, `CHUNK_COLUMNS` and the warps of the kernels in the sources.
 const COLUMNS: usize = 32;
-const FOLD_KEYS: usize = 16;
+const CHUNK_COLUMNS: usize = 64;
 const PREPARE_WARPS: usize = 4;
 const SCAN_THREADS: usize = 128;
-const CHUNK_THREADS: usize = 256;
+const CHUNK_THREADS: usize = 128;
 
-/// Entry points of gdn.cu for one shape.
+/// Entry points of gdn.cu and `gdn_chunks.cu` for one shape and state type.
 #[derive(Debug)]
 pub(super) struct GdnKernels {
     prepare: Function,
     remember: Function,
-    fold: Function,
     /// For spans of at most 1, 4 and 16 rows.
     scan_rows: [Function; 3],
     scan_chunks: Function,
 }
 
 impl GdnKernels {
-    pub(super) fn new(module: &Arc<Module>, shape: &GdnShape) -> Result<Self, DeviceError> {
+    /// From the modules of `gdn_units`.
+    pub(super) fn new(
+        module: &Arc<Module>,
+        chunks: &Arc<Module>,
+        shape: &GdnShape,
+    ) -> Result<Self, DeviceError> {
         Ok(Self {
             prepare: module.early_function("prepare", 0)?,
             remember: module.early_function("remember", 0)?,
-            fold: module.early_function("fold", 0)?,
             scan_rows: [
                 module.early_function("scan_rows_1", 0)?,
                 module.early_function("scan_rows_4", 0)?,
                 module.early_function("scan_rows_16", 0)?,
             ],
-            scan_chunks: module.early_function("scan_chunks", chunk_shared_bytes(shape) as u32)?,
+            scan_chunks: chunks.early_function("scan_chunks", chunk_shared_bytes(shape) as u32)?,
         })
     }
 }
 
 /// `sizeof(ChunkShared)`.
 fn chunk_shared_bytes(shape: &GdnShape) -> usize {
-    let logs_and_betas = CHUNK_TOKENS * (8 + 4);
-    let state_and_corrected = (shape.key_dim + CHUNK_TOKENS) * COLUMNS * 4;
-    let weights = 2 * CHUNK_TOKENS * (CHUNK_TOKENS + 1) * 4;
-    let keys_and_queries = 2 * CHUNK_TOKENS * (shape.key_dim + 2) * 2;
-    (logs_and_betas + state_and_corrected + weights + keys_and_queries).next_multiple_of(8)
+    let keys_and_queries = 2 * CHUNK_TOKENS * (shape.key_dim.next_multiple_of(16) + 8) * 2;
+    let values = CHUNK_TOKENS * (CHUNK_COLUMNS + 8) * 2;
+    let weights = 2 * 2 * CHUNK_TOKENS * (CHUNK_TOKENS + 8) * 2;
+    let inverses = 2 * CHUNK_TOKENS * 24 * 2;
+    let diagonal = CHUNK_TOKENS * 16 * 4;
+    let gates = 5 * CHUNK_TOKENS * 4;
+    keys_and_queries + values + weights + inverses + diagonal + gates
 }
 
 impl CudaDevice {
@@ -88,6 +93,9 @@ impl CudaDevice {
         let units = 2 * shape.key_heads + shape.value_heads + 1;
         let extent = Extent::new((units.div_ceil(PREPARE_WARPS), batch.rows(), 1), PREPARE_WARPS * 32);
         self.driver.launch(check.0, &layer.kernels.prepare, extent, &params)?;
+        if batch.phase == Phase::Rows {
+            return Ok(());
+        }
         let extent = Extent::new((shape.conv_channels().div_ceil(256), CONV_RING, self.step.spans()), 256);
         self.driver.launch(check.0, &layer.kernels.remember, extent, &params)
     }
@@ -113,28 +121,25 @@ impl CudaDevice {
             mixed: mixed.memory.address(),
             base: layer.base,
             ring: layer.ring,
+            log_decays: layer.log_decays,
+            readers: layer.readers,
             out: out.memory.address(),
             mixed_cols: mixed.stride as u32,
             out_cols: out.stride as u32,
         };
         let spans = self.step.spans();
-        let column_blocks = (shape.value_dim.div_ceil(COLUMNS), shape.value_heads, spans);
+        let grid = |columns: usize| (shape.value_dim.div_ceil(columns), shape.value_heads, spans);
         if batch.phase == Phase::Prefill {
-            let extent = Extent::new(column_blocks, CHUNK_THREADS).with_shared(chunk_shared_bytes(shape));
+            let extent = Extent::new(grid(CHUNK_COLUMNS), CHUNK_THREADS);
+            let extent = extent.with_shared(chunk_shared_bytes(shape));
             return self.driver.launch(check.0, &layer.kernels.scan_chunks, extent, &params);
-        }
-        // Nobody knows now whose ring will be full when a recording is replayed.
-        if self.step.recording() || batch.spans.iter().any(|span| span.ring_len == RING_TOKENS) {
-            let grid = (shape.key_dim.div_ceil(FOLD_KEYS), shape.value_heads, spans);
-            let extent = Extent::new(grid, shape.value_dim.next_multiple_of(32));
-            self.driver.launch(check.0, &layer.kernels.fold, extent, &params)?;
         }
         let kernel = match batch.spans.iter().map(|span| span.rows).max().unwrap_or(0) {
             0..=1 => &layer.kernels.scan_rows[0],
             2..=4 => &layer.kernels.scan_rows[1],
             _ => &layer.kernels.scan_rows[2],
         };
-        self.driver.launch(check.0, kernel, Extent::new(column_blocks, SCAN_THREADS), &params)
+        self.driver.launch(check.0, kernel, Extent::new(grid(COLUMNS), SCAN_THREADS), &params)
     }
 }
 

@@ -7,7 +7,7 @@ use super::outputs::{Closeness, Outputs, POISON, Tensor};
 use super::rows::{activations, download, pick_rows, poisoned, smaller_companies, upload};
 use super::{Bench, Failure, OpRun, Part, Random};
 use crate::batch::PAGE_TOKENS;
-use crate::{AttentionShape, Batch, CacheSpec, Device, GdnShape, Geometry, KvPage, KvType, Phase};
+use crate::{AttentionShape, Batch, CacheSpec, Device, GdnShape, Geometry, KvPage, KvType, Phase, StateType};
 
 /// The layer that the op works on; layer 0 must stay as it is.
 const LAYER: usize = 1;
@@ -160,7 +160,8 @@ impl OpRun for AttentionRun {
 }
 
 fn spec(attention: AttentionShape, gdn: GdnShape, kv_type: KvType, pages: usize) -> CacheSpec {
-    CacheSpec { kv_layers: LAYER + 1, attention, kv_type, pages, gdn_layers: 0, gdn, slots: 1 }
+    let state_type = StateType::F32;
+    CacheSpec { kv_layers: LAYER + 1, attention, kv_type, pages, gdn_layers: 0, gdn, state_type, slots: 1 }
 }
 
 /// Pages of random keys and values; `NaN` at and after each span's `from(span)`, as a recycled page may hold.

@@ -3,7 +3,7 @@
 use super::{Bench, Failure, Random};
 use crate::batch::{CONV_RING, PAGE_TOKENS};
 use crate::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, quantize_vector};
-use crate::{CacheSpec, Device, GdnState, Geometry, KvPage, KvType, RING_TOKENS};
+use crate::{CacheSpec, Device, GdnState, Geometry, KvPage, KvType, RING_TOKENS, StateType};
 
 /// What a cache should hold: `[layer][slot]` and `[layer][page]`.
 struct Expected {
@@ -84,7 +84,8 @@ fn fill<D: Device>(
         for (slot, state) in states.iter().enumerate() {
             device.write_state(cache, layer, slot, state)?;
         }
-        expected.states.push(states);
+        let stored = states.into_iter().map(|state| state.rounded(&spec.gdn, spec.state_type));
+        expected.states.push(stored.collect());
     }
     for layer in 0..spec.kv_layers {
         let mut stored_pages = Vec::new();
@@ -133,8 +134,10 @@ fn check_one<D: Device>(device: &mut D, random: &mut Random, spec: &CacheSpec) -
 
 pub(super) fn caches<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
     for geometry in &bench.options.geometries.clone() {
-        for kv_type in KvType::ALL {
-            let spec = small_spec(geometry, kv_type);
+        for (kv_type, state_type) in
+            KvType::ALL.into_iter().zip([StateType::F16, StateType::F32].into_iter().cycle())
+        {
+            let spec = small_spec(geometry, kv_type, state_type);
             let describe = |failure: Failure| failure.within(&format!("{spec:?}"));
             check_one(bench.reference, &mut bench.random, &spec).map_err(describe)?;
             check_one(bench.device, &mut bench.random, &spec).map_err(describe)?;
@@ -144,7 +147,7 @@ pub(super) fn caches<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Resul
     Ok(())
 }
 
-fn small_spec(geometry: &Geometry, kv_type: KvType) -> CacheSpec {
+fn small_spec(geometry: &Geometry, kv_type: KvType, state_type: StateType) -> CacheSpec {
     CacheSpec {
         kv_layers: 2,
         attention: geometry.attention,
@@ -152,6 +155,7 @@ fn small_spec(geometry: &Geometry, kv_type: KvType) -> CacheSpec {
         pages: 5,
         gdn_layers: 2,
         gdn: geometry.gdn,
+        state_type,
         slots: 3,
     }
 }

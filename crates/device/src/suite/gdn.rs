@@ -11,7 +11,7 @@ use super::{Bench, Failure, OpRun, Part, Random};
 use crate::batch::{CONV_RING, MAX_ROUND_ROWS};
 use crate::{
     Activations, Batch, CacheSpec, Device, GdnShape, GdnState, GdnWeights, Geometry, KvType, Phase,
-    Precision, RING_TOKENS, Span,
+    Precision, RING_TOKENS, Span, StateType,
 };
 
 /// The layer that the op works on; layer 0 must stay as it is.
@@ -110,7 +110,8 @@ impl GdnRun {
         let mut out = poisoned(device, rows, shape.value_columns())?;
         device.gdn_scan(&self.batch, LAYER, &shape, &mixed, cache, &mut out)?;
         let values = download(device, &out, rows, shape.value_columns())?;
-        Ok(vec![Tensor::new("out", shape.value_columns(), values, Closeness::ChainedRounded)])
+        let closeness = Closeness::FromState(self.spec.state_type);
+        Ok(vec![Tensor::new("out", shape.value_columns(), values, closeness)])
     }
 
     /// Fails where a state changed that is not the op's: other slots, layer 0.
@@ -165,7 +166,7 @@ impl GdnRun {
             conv.extend(state.conv);
         }
         let [base, keys, corrected, log_decay] = parts;
-        let changed = if scans { Closeness::Chained } else { Closeness::Bits };
+        let changed = if scans { Closeness::State(self.spec.state_type) } else { Closeness::Bits };
         let ring = |width| RING_TOKENS * width;
         Ok(vec![
             Tensor::new("base", shape.state_elements(), base, changed),
@@ -196,7 +197,7 @@ fn same_state(a: &GdnState, b: &GdnState) -> bool {
 
 impl OpRun for GdnRun {
     fn describe(&self) -> String {
-        format!("{:?}, {}", self.shape(), batches::describe(&self.batch))
+        format!("{:?}, {:?} states, {}", self.shape(), self.spec.state_type, batches::describe(&self.batch))
     }
 
     fn execute<D: Device>(&self, device: &mut D) -> Result<Outputs, Failure> {
@@ -226,8 +227,9 @@ impl OpRun for GdnRun {
     }
 }
 
-/// States of all slots: random where a row may read, NaN elsewhere.
-fn random_states(random: &mut Random, shape: &GdnShape, step: &Step) -> Vec<GdnState> {
+/// States of all slots as they are stored: random where a row may read, NaN elsewhere.
+fn random_states(random: &mut Random, spec: &CacheSpec, step: &Step) -> Vec<GdnState> {
+    let shape = &spec.gdn;
     let state = |random: &mut Random, span: Option<&Span>| {
         let base = random.normals(shape.state_elements(), 0.2);
         let mut ring = Vec::new();
@@ -249,7 +251,7 @@ fn random_states(random: &mut Random, shape: &GdnShape, step: &Step) -> Vec<GdnS
                 }
             }
         }
-        GdnState { base, ring, conv }
+        GdnState { base, ring, conv }.rounded(shape, spec.state_type)
     };
     let of_slot = |slot| step.batch.spans.iter().find(|span| span.slot == slot);
     (0..step.slots).map(|slot| state(random, of_slot(slot))).collect()
@@ -295,7 +297,7 @@ fn random_mixed(random: &mut Random, mode: Activations, shape: &GdnShape, rows: 
     mixed
 }
 
-fn spec(geometry: &Geometry, slots: usize) -> CacheSpec {
+fn spec(geometry: &Geometry, state_type: StateType, slots: usize) -> CacheSpec {
     CacheSpec {
         kv_layers: 0,
         attention: geometry.attention,
@@ -303,6 +305,7 @@ fn spec(geometry: &Geometry, slots: usize) -> CacheSpec {
         pages: 1,
         gdn_layers: LAYER + 1,
         gdn: geometry.gdn,
+        state_type,
         slots,
     }
 }
@@ -348,57 +351,66 @@ pub(super) fn prepare<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Resu
         let shape = geometry.gdn;
         let prompts = prompt_sets(geometry).into_iter().map(|set| (Phase::Prefill, set));
         let rounds = round_sets(&mut bench.random, geometry).into_iter().map(|set| (Phase::Rows, set));
-        for (phase, plans) in prompts.chain(rounds) {
+        for ((phase, plans), state_type) in prompts.chain(rounds).flat_map(with_state_types) {
             let random = &mut bench.random;
             let step = batches::step(random, phase, &plans, 100);
-            let states = Rc::new(random_states(random, &shape, &step));
+            let spec = spec(geometry, state_type, step.slots);
+            let states = Rc::new(random_states(random, &spec, &step));
             let kind = Kind::Prepare(Rc::new(HostWeights::random(random, &shape)));
             let input = activations(random, bench.activations, step.batch.rows() * shape.projected(), 3.0);
-            bench.check(&GdnRun {
-                kind,
-                spec: spec(geometry, step.slots),
-                batch: step.batch,
-                states,
-                input,
-            })?;
+            bench.check(&GdnRun { kind, spec, batch: step.batch, states, input })?;
         }
     }
     Ok(())
+}
+
+/// Something to run, once with every storage of states.
+pub(super) fn with_state_types<T: Clone>(what: T) -> [(T, StateType); 2] {
+    [(what.clone(), StateType::F32), (what, StateType::F16)]
 }
 
 fn scan<D: Device, R: Device>(
     bench: &mut Bench<'_, D, R>,
     geometry: &Geometry,
     phase: Phase,
-    plans: &[SpanPlan],
+    (plans, state_type): (&[SpanPlan], StateType),
+    value_scale: f32,
 ) -> Result<(), Failure> {
     let random = &mut bench.random;
     let step = batches::step(random, phase, plans, 100);
-    let states = Rc::new(random_states(random, &geometry.gdn, &step));
-    let input = random_mixed(random, bench.activations, &geometry.gdn, step.batch.rows());
-    bench.check(&GdnRun {
-        kind: Kind::Scan,
-        spec: spec(geometry, step.slots),
-        batch: step.batch,
-        states,
-        input,
-    })
+    let spec = spec(geometry, state_type, step.slots);
+    let states = Rc::new(random_states(random, &spec, &step));
+    let mut input = random_mixed(random, bench.activations, &geometry.gdn, step.batch.rows());
+    let values = 2 * geometry.gdn.key_columns()..geometry.gdn.conv_channels();
+    for row in input.chunks_mut(geometry.gdn.mixed()) {
+        row[values.clone()].iter_mut().for_each(|value| *value *= value_scale);
+    }
+    bench.check(&GdnRun { kind: Kind::Scan, spec, batch: step.batch, states, input })
 }
+
+/// A power of two that takes values beyond the largest half: they must saturate, not become infinite.
+const HUGE: f32 = 1_048_576.0;
 
 pub(super) fn scan_prefill<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
     for geometry in &bench.options.geometries.clone() {
-        for plans in prompt_sets(geometry) {
-            scan(bench, geometry, Phase::Prefill, &plans)?;
+        for (plans, state_type) in prompt_sets(geometry).into_iter().flat_map(with_state_types) {
+            scan(bench, geometry, Phase::Prefill, (&plans, state_type), 1.0)?;
         }
+        let plans = [SpanPlan { rows: 70, position: 0, ring_len: 0 }];
+        scan(bench, geometry, Phase::Prefill, (&plans, StateType::F16), HUGE)?;
     }
     Ok(())
 }
 
 pub(super) fn scan_rows<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
     for geometry in &bench.options.geometries.clone() {
-        for plans in round_sets(&mut bench.random, geometry) {
-            scan(bench, geometry, Phase::Rows, &plans)?;
+        for (plans, state_type) in
+            round_sets(&mut bench.random, geometry).into_iter().flat_map(with_state_types)
+        {
+            scan(bench, geometry, Phase::Rows, (&plans, state_type), 1.0)?;
         }
+        let plans = [SpanPlan { rows: 3, position: 40, ring_len: RING_TOKENS }];
+        scan(bench, geometry, Phase::Rows, (&plans, StateType::F16), HUGE)?;
     }
     Ok(())
 }

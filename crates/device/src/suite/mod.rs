@@ -32,6 +32,8 @@ pub struct Tolerance {
     pub f32: f32,
     /// Of results rounded to bfloat16: neighbours, where a tie fell the other way.
     pub bf16: f32,
+    /// Of values rounded to IEEE half, and of what was computed from them: as for bfloat16, with three more bits.
+    pub f16: f32,
     /// Of int8 products whose inputs the op computed itself: a code may be one step off.
     pub int8: f32,
     /// Of keys that the op computed and quantised: a code may be one step off. A step is 1/127 of the largest element,
@@ -41,7 +43,7 @@ pub struct Tolerance {
 
 impl Default for Tolerance {
     fn default() -> Self {
-        Self { f32: 2e-5, bf16: 1e-2, int8: 4e-3, int8_kv: 0.08 }
+        Self { f32: 2e-5, bf16: 1e-2, f16: 2.5e-3, int8: 4e-3, int8_kv: 0.08 }
     }
 }
 

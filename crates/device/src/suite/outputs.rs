@@ -24,6 +24,10 @@ pub(super) enum Closeness {
     ChainedRounded,
     /// [`Closeness::ChainedRounded`] of sums whose weights may have been rounded to bfloat16 before.
     Weighted,
+    /// States in storage, of either type, after a long chain of f32 operations.
+    State(crate::StateType),
+    /// [`Closeness::ChainedRounded`] computed from states that the device stored itself.
+    FromState(crate::StateType),
     /// Products of inputs that the op itself rounded first: a rounding may fall the other way.
     Requantised,
     /// Stored keys and values.
@@ -40,6 +44,12 @@ impl Closeness {
             Self::Bits => 0.0,
             Self::Exact | Self::Stored(crate::KvType::F32) => tolerance.f32,
             Self::Chained => 10.0 * tolerance.f32,
+            Self::State(crate::StateType::F32) => Self::Chained.tolerance(activations, tolerance),
+            Self::State(crate::StateType::F16) => tolerance.f16,
+            Self::FromState(state_type) => {
+                let chained = Self::ChainedRounded.tolerance(activations, tolerance);
+                chained.max(Self::State(state_type).tolerance(activations, tolerance))
+            }
             Self::ChainedRounded => rounded.max(10.0 * tolerance.f32),
             // Halves of a step of the weights add up to less than two steps of a result: 1.1e-2 was seen.
             Self::Weighted if activations == Activations::Bf16 => 2.0 * tolerance.bf16,

@@ -3,12 +3,12 @@
 
 use std::fmt;
 
-use super::gdn::HostWeights;
+use super::gdn::{HostWeights, with_state_types};
 use super::outputs::{Closeness, Outputs, POISON, Tensor};
 use super::rows::{activations, download, poisoned, poisoned_full, upload};
 use super::{Bench, Failure, Random};
 use crate::batch::{CHUNK_TOKENS, MAX_ROUND_ROWS, PAGE_TOKENS};
-use crate::{Batch, CacheSpec, Chunk, Device, Geometry, KvType, Phase, RING_TOKENS, Span};
+use crate::{Batch, CacheSpec, Chunk, Device, Geometry, KvType, Phase, RING_TOKENS, Span, StateType};
 
 /// What keys and values are stored as, in turn.
 const KV_TYPES: [KvType; 4] = [KvType::Bf16, KvType::Int8, KvType::F32, KvType::Int8];
@@ -69,7 +69,7 @@ impl Sequence {
         bench_random: &mut Random,
         mode: crate::Activations,
         geometry: &Geometry,
-        kv_type: KvType,
+        (kv_type, state_type): (KvType, StateType),
         tokens: usize,
     ) -> Self {
         let (attention, gdn) = (geometry.attention, geometry.gdn);
@@ -77,7 +77,16 @@ impl Sequence {
         let mut page_ids: Vec<u32> = (0..pages as u32).collect();
         bench_random.shuffle(&mut page_ids);
         Self {
-            spec: CacheSpec { kv_layers: 1, attention, kv_type, pages, gdn_layers: 1, gdn, slots: 3 },
+            spec: CacheSpec {
+                kv_layers: 1,
+                attention,
+                kv_type,
+                pages,
+                gdn_layers: 1,
+                gdn,
+                state_type,
+                slots: 3,
+            },
             gates: HostWeights::random(bench_random, &gdn),
             q_norm: bench_random.normals(attention.head_dim, 1.0),
             k_norm: bench_random.normals(attention.head_dim, 1.0),
@@ -151,7 +160,7 @@ impl Sequence {
         let mut ring = state.ring;
         ring[ring_len * gdn_shape.ring_entry()..].fill(POISON);
         let tensor = Tensor::new;
-        let closeness = Closeness::ChainedRounded;
+        let closeness = Closeness::FromState(self.spec.state_type);
         Ok(Outputs {
             rows: vec![
                 tensor("gdn", gdn_shape.value_columns(), scanned, closeness),
@@ -224,8 +233,10 @@ fn random_slices(random: &mut Random, chunks: &[usize]) -> Vec<Cut> {
 
 pub(super) fn prefill_slices<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
     for geometry in narrow_geometries(bench) {
-        for (tokens, kv_type) in [2, 65, 128, 300].into_iter().zip(KV_TYPES) {
-            let sequence = Sequence::random(&mut bench.random, bench.activations, &geometry, kv_type, tokens);
+        let lengths = [2, 65, 128, 300].into_iter().zip(KV_TYPES).flat_map(with_state_types);
+        for ((tokens, kv_type), state_type) in lengths {
+            let (random, types) = (&mut bench.random, (kv_type, state_type));
+            let sequence = Sequence::random(random, bench.activations, &geometry, types, tokens);
             let chunks = random_chunks(&mut bench.random, tokens);
             let one_each = chunks.iter().map(|chunk| Cut::slice(&[*chunk])).collect();
             let mut cuts = vec![vec![Cut::slice(&chunks)], one_each];
@@ -263,10 +274,11 @@ fn after_prompt(prompt: usize, rounds: Vec<Cut>) -> Vec<Cut> {
 
 pub(super) fn round_splits<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
     for geometry in narrow_geometries(bench) {
-        for (prompt, kv_type) in [0, 1, 63, 64].into_iter().zip(KV_TYPES) {
+        let prompts = [0, 1, 63, 64].into_iter().zip(KV_TYPES).flat_map(with_state_types);
+        for ((prompt, kv_type), state_type) in prompts {
             let tokens = 2 * RING_TOKENS + 7;
-            let sequence =
-                Sequence::random(&mut bench.random, bench.activations, &geometry, kv_type, prompt + tokens);
+            let (random, types, all) = (&mut bench.random, (kv_type, state_type), prompt + tokens);
+            let sequence = Sequence::random(random, bench.activations, &geometry, types, all);
             let mut cuts = vec![rounds(tokens, |_| 1, |_| 0), rounds(tokens, |most| most, |_| 0)];
             for _ in 0..3 {
                 cuts.push(rounds(tokens, |most| bench.random.between(1, most), |_| 0));
@@ -280,10 +292,11 @@ pub(super) fn round_splits<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) ->
 
 pub(super) fn rejected_rows<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
     for geometry in narrow_geometries(bench) {
-        for (prompt, kv_type) in [0, 2, 60].into_iter().zip(KV_TYPES) {
+        let prompts = [0, 2, 60].into_iter().zip(KV_TYPES).flat_map(with_state_types);
+        for ((prompt, kv_type), state_type) in prompts {
             let tokens = 2 * RING_TOKENS + 20;
-            let sequence =
-                Sequence::random(&mut bench.random, bench.activations, &geometry, kv_type, prompt + tokens);
+            let (random, types, all) = (&mut bench.random, (kv_type, state_type), prompt + tokens);
+            let sequence = Sequence::random(random, bench.activations, &geometry, types, all);
             let mut cuts = vec![rounds(tokens, |_| 1, |_| 0), rounds(tokens, |_| 1, |room| room)];
             for _ in 0..3 {
                 let mut choices = bench.random.clone();

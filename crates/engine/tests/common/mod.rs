@@ -9,7 +9,7 @@ use qwill_contract::{EngineHandle, Request, SamplingParams};
 use qwill_cpu::fast::CpuOptions;
 use qwill_cpu::{CpuDevice, ReferenceDevice};
 use qwill_cuda::{CudaDevice, CudaOptions};
-use qwill_device::{Activations, Device, DeviceError, KvType};
+use qwill_device::{Activations, Device, DeviceError, KvType, StateType};
 use qwill_engine::{EngineError, EngineOptions, EngineThread, start};
 use qwill_model::{Model, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
@@ -45,6 +45,7 @@ pub(crate) fn ids(value: &Value) -> Vec<u32> {
 pub(crate) struct Setup {
     pub(crate) quantize: Quantize,
     pub(crate) kv_type: KvType,
+    pub(crate) state_type: StateType,
     pub(crate) slice: usize,
     pub(crate) sequences: usize,
     pub(crate) pages: usize,
@@ -52,7 +53,8 @@ pub(crate) struct Setup {
 
 impl Setup {
     pub(crate) fn f32() -> Self {
-        Self { quantize: Quantize::None, kv_type: KvType::F32, slice: 256, sequences: 16, pages: 128 }
+        let (quantize, kv_type, state_type) = (Quantize::None, KvType::F32, StateType::F32);
+        Self { quantize, kv_type, state_type, slice: 256, sequences: 16, pages: 128 }
     }
 
     /// Weights rounded at load, keys and values in bf16.
@@ -95,6 +97,7 @@ impl Setup {
         let model_options = ModelOptions {
             quantize: self.quantize,
             kv_type: self.kv_type,
+            state_type: self.state_type,
             pages: options.pages,
             slots: options.max_sequences,
             max_rows: options.max_rows,

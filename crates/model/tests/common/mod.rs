@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use qwill_cpu::{CpuDevice, ReferenceDevice};
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::batch::PAGE_TOKENS;
-use qwill_device::{Activations, Batch, Chunk, Device, KvType, Phase, RING_TOKENS, Span};
+use qwill_device::{Activations, Batch, Chunk, Device, KvType, Phase, RING_TOKENS, Span, StateType};
 use qwill_model::{Model, ModelOptions, MtpHidden};
 use qwill_weights::{Checkpoint, Quantize};
 
@@ -49,9 +49,25 @@ pub(crate) fn gpu() -> Option<CudaDevice> {
 }
 
 pub(crate) fn tiny<D: Device>(device: D, quantize: Quantize, kv_type: KvType) -> Model<D> {
+    tiny_with_states(device, quantize, kv_type, StateType::F32)
+}
+
+pub(crate) fn tiny_with_states<D: Device>(
+    device: D,
+    quantize: Quantize,
+    kv_type: KvType,
+    state_type: StateType,
+) -> Model<D> {
     let checkpoint = Checkpoint::open(&repository("models/tiny")).unwrap();
-    let options =
-        ModelOptions { quantize, kv_type, pages: 40, slots: 2, max_rows: MAX_ROWS, max_logit_rows: MAX_ROWS };
+    let options = ModelOptions {
+        quantize,
+        kv_type,
+        state_type,
+        pages: 40,
+        slots: 2,
+        max_rows: MAX_ROWS,
+        max_logit_rows: MAX_ROWS,
+    };
     Model::load(device, &checkpoint, &options, &mut |_| {}).unwrap()
 }
 

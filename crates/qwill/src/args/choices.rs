@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use qwill_bench::Dialect;
 use qwill_bench::protocol::Protocol;
-use qwill_device::{Activations, KvType};
+use qwill_device::{Activations, KvType, StateType};
 use qwill_weights::Quantize;
 
 /// `--quantize`.
@@ -65,6 +65,24 @@ impl From<KvChoice> for KvType {
             KvChoice::F32 => Self::F32,
             KvChoice::Bf16 => Self::Bf16,
             KvChoice::Int8 => Self::Int8,
+        }
+    }
+}
+
+/// `--state-type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StateChoice {
+    /// 4 bytes a value
+    F32,
+    /// 2 bytes a value: nearly twice the sequences in the same memory
+    F16,
+}
+
+impl From<StateChoice> for StateType {
+    fn from(choice: StateChoice) -> Self {
+        match choice {
+            StateChoice::F32 => Self::F32,
+            StateChoice::F16 => Self::F16,
         }
     }
 }

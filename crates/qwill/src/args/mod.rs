@@ -12,7 +12,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs};
 pub(crate) use choices::{
-    ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, WeightsChoice,
+    ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, StateChoice,
+    WeightsChoice,
 };
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use model::{MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};

@@ -6,7 +6,7 @@ use clap::Args;
 use qwill_weights::WeightCache;
 
 use super::values::{self, ByteCount};
-use super::{ActivationsChoice, KvChoice, QuantizeChoice, WeightsChoice};
+use super::{ActivationsChoice, KvChoice, QuantizeChoice, StateChoice, WeightsChoice};
 use crate::env;
 
 #[derive(Debug, Args)]
@@ -51,6 +51,9 @@ pub(crate) struct NumericsArgs {
     /// Storage of keys and values
     #[arg(long, value_enum, default_value = "f32", env = env::KV_TYPE, help_heading = "Numerics")]
     pub(crate) kv_type: KvChoice,
+    /// Storage of recurrent states
+    #[arg(long, value_enum, default_value = "f32", env = env::STATE_TYPE, help_heading = "Numerics")]
+    pub(crate) state_type: StateChoice,
     /// Threads that compute [default: the processor's cores]
     #[arg(long, value_parser = values::positive, env = env::THREADS, help_heading = "Numerics")]
     pub(crate) threads: Option<usize>,

@@ -55,8 +55,9 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<()> {
 }
 
 fn as_json(name: &str, planned: &Planned) -> Value {
-    let MemoryPlan { budget_bytes, pages, slots, max_context_tokens, prefill_rows, kv_type, .. } =
-        &planned.memory;
+    let MemoryPlan {
+        budget_bytes, pages, slots, max_context_tokens, prefill_rows, kv_type, state_type, ..
+    } = &planned.memory;
     let rows: Vec<Value> = planned
         .memory
         .rows()
@@ -80,6 +81,7 @@ fn as_json(name: &str, planned: &Planned) -> Value {
         "kv_pages": pages,
         "kv_tokens": planned.memory.kv_tokens(),
         "kv_type": kv_type.name(),
+        "state_type": state_type.name(),
         "max_context_tokens": max_context_tokens,
         "prefill_slice_tokens": prefill_rows,
         "rows": rows,

@@ -3,6 +3,7 @@
 use qwill_device::suite::Random;
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Chunk, Device, GdnShape, KvType, Phase, Precision, Span,
+    StateType,
 };
 
 use super::distance;
@@ -99,6 +100,7 @@ fn attention_over_several_steps_and_pages_agrees_with_f64() {
         pages: 5,
         gdn_layers: 0,
         gdn: NO_GDN,
+        state_type: StateType::F32,
         slots: 1,
     };
     let mut cache = device.cache(&spec).unwrap();

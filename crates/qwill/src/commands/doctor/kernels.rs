@@ -5,7 +5,7 @@ use std::path::Path;
 use qwill_cuda::{
     CompileTarget, CubinCache, CudaVersion, KernelError, KernelOrigin, KernelStore, Nvrtc, UnitBuild,
 };
-use qwill_device::{Geometry, KvType};
+use qwill_device::{Geometry, KvType, StateType};
 
 use super::Finding;
 use crate::units;
@@ -45,7 +45,7 @@ pub(super) fn findings(
 
 fn units_of(geometry: &Geometry) -> Vec<UnitBuild> {
     // A geometry that the kernels cannot take has none; serving it says why.
-    qwill_cuda::units_of(geometry, &[KvType::Bf16]).unwrap_or_default()
+    qwill_cuda::units_of(geometry, &[KvType::Bf16], &[StateType::F32]).unwrap_or_default()
 }
 
 fn compiler(found: Result<&Nvrtc, &KernelError>, is_missed: bool) -> Finding {
