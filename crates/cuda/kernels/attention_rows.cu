@@ -260,6 +260,7 @@ template <int ROWS> __device__ __forceinline__ void attend(const AttendParams &p
         }
         __syncthreads();
         if (warp * 64 < HEAD_DIM) add_values(out, values, weights);
+        __syncwarp(); // keeps the loads behind the products: 12 bytes would spill on sm_120 (NVRTC 12.9)
         if (!last) load_values(values, p.kv, vector, end - (page + 1) * PAGE_TOKENS);
     }
 
