@@ -26,7 +26,8 @@ pub(crate) struct Driver {
     name: String,
     sm: u32,
     sm_count: usize,
-    budget_bytes: u64,
+    /// What may be allocated.
+    limit_bytes: AtomicU64,
     used_bytes: AtomicU64,
     counters: Counters,
     /// What each op took, while that is measured.
@@ -142,7 +143,7 @@ unsafe impl Sync for Module {}
 
 impl Driver {
     /// The device of an ordinal; nothing else of the process may use its primary context differently.
-    pub(crate) fn new(ordinal: usize, budget_bytes: Option<u64>) -> Result<Arc<Self>, DeviceError> {
+    pub(crate) fn new(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
         let device_name = format!("CUDA device {ordinal}");
         let fail = |reason: String| DeviceError::Failed { op: "open", device: device_name.clone(), reason };
         // SAFETY: only looks for the library; the functions behind the other calls would panic without it.
@@ -167,7 +168,6 @@ impl Driver {
                 let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
                 let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
                 let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
-                let (free_bytes, _) = result::mem_get_info()?;
                 Ok(Self {
                     device,
                     context,
@@ -176,8 +176,7 @@ impl Driver {
                     sm: (major * 10 + minor) as u32,
                     sm_count: attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
                         as usize,
-                    budget_bytes: budget_bytes
-                        .map_or(free_bytes as u64, |budget| budget.min(free_bytes as u64)),
+                    limit_bytes: AtomicU64::new(u64::MAX),
                     used_bytes: AtomicU64::new(0),
                     counters: Counters::default(),
                     timings: Mutex::new(None),
@@ -203,8 +202,20 @@ impl Driver {
     pub(crate) fn sm_count(&self) -> usize {
         self.sm_count
     }
-    pub(crate) fn budget_bytes(&self) -> u64 {
-        self.budget_bytes
+    /// Bytes allocated and not freed.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+    /// Refuses allocations that take more than so many bytes together.
+    pub(crate) fn limit(&self, bytes: u64) {
+        self.limit_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are free now, and all.
+    pub(crate) fn memory(&self) -> Result<(u64, u64), DeviceError> {
+        self.bind().map_err(|error| self.failed("memory", error))?;
+        let (free, total) = result::mem_get_info().map_err(|error| self.failed("memory", error))?;
+        Ok((free as u64, total as u64))
     }
 
     pub(crate) fn failed(&self, op: &'static str, reason: impl Into<Reason>) -> DeviceError {
@@ -232,8 +243,9 @@ impl Driver {
             needed_bytes: bytes,
             free_bytes,
         };
-        if used.saturating_add(bytes) > self.budget_bytes {
-            return Err(out_of_memory(self.budget_bytes.saturating_sub(used)));
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        if used.saturating_add(bytes) > limit {
+            return Err(out_of_memory(limit.saturating_sub(used)));
         }
         self.bind().map_err(|error| self.failed("allocate", error))?;
         // SAFETY: the context is current.

@@ -27,7 +27,10 @@ mod usage;
 
 pub use ceilings::{Ceilings, ReadRate};
 pub use cubin_cache::{CacheContent, CubinCache};
-pub use device::{Activity, CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaOptions, CudaVector};
+pub use device::{
+    Activity, CudaBuffer, CudaCache, CudaDevice, CudaGauge, CudaMatrix, CudaMemory, CudaOptions, CudaVector,
+    TYPICAL_DRIVER_BYTES, buffer_bytes, matrix_bytes, scratch_bytes,
+};
 pub use driver::OpTiming;
 pub use error::KernelError;
 pub use nvml::{

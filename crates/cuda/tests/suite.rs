@@ -52,12 +52,18 @@ fn shapes_of_the_largest_model_agree_with_the_reference() {
 
 #[test]
 fn an_allocation_beyond_the_budget_is_an_error_with_both_numbers() {
-    let small = CudaOptions { memory_budget_bytes: Some(64 << 20), ..options() };
-    let Some(mut device) = device(&small) else { return };
-    assert_eq!(device.facts().memory_bytes, 64 << 20);
+    let limited = CudaOptions { memory_budget_bytes: Some(3 << 30), ..options() };
+    let Some(mut device) = device(&limited) else { return };
+    let memory = device.memory();
+    println!("{memory:?}");
+    assert_eq!(memory.budget_bytes, 3 << 30);
+    assert_eq!(device.facts().memory_bytes, memory.own_bytes());
+    let gauge = device.gauge();
+    let allocated_bytes = gauge.allocated_bytes();
     let message = device.buffer(1024, 1 << 20, Precision::Full).unwrap_err().to_string();
     assert!(message.contains("4294967296"), "{message}");
     device.buffer(16, 1024, Precision::Full).unwrap();
+    assert_eq!(gauge.allocated_bytes(), allocated_bytes);
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod check;
 mod gdn;
 mod linear;
 mod matrix;
+mod memory;
 mod rows;
 mod sample;
 mod step;
@@ -32,6 +33,9 @@ use step::StepMemory;
 
 pub use cache::CudaCache;
 pub use matrix::CudaMatrix;
+pub use memory::{
+    CudaGauge, CudaMemory, TYPICAL_DRIVER_BYTES, buffer_bytes, matrix_bytes, scratch_bytes,
+};
 
 /// Row indices that always fit.
 const LEAST_INDEX_BYTES: u64 = 4096;
@@ -41,7 +45,7 @@ const LEAST_INDEX_BYTES: u64 = 4096;
 pub struct CudaOptions {
     /// Which GPU, as the driver numbers them.
     pub ordinal: usize,
-    /// Bytes that may be taken; `None`: what is free at start.
+    /// Bytes that may be taken, the driver's own included; `None`: what is free at start.
     pub memory_budget_bytes: Option<u64>,
     /// Activation numerics; only [`Activations::Bf16`] so far.
     pub activations: Activations,
@@ -101,6 +105,7 @@ pub struct CudaVector {
 #[derive(Debug)]
 pub struct CudaDevice {
     driver: Arc<Driver>,
+    memory: CudaMemory,
     store: KernelStore,
     kernels: FixedKernels,
     packer: matrix::Packer,
@@ -176,7 +181,8 @@ impl CudaDevice {
             let reason = format!("{} activations; this device has bf16", options.activations.name());
             return Err(DeviceError::shape("open", reason));
         }
-        let driver = Driver::new(options.ordinal, options.memory_budget_bytes)?;
+        let free_before = memory::free_bytes(options.ordinal);
+        let driver = Driver::new(options.ordinal)?;
         let target = CompileTarget { cuda_version: Driver::cuda_version(), sm: Some(driver.sm()) };
         let store = KernelStore::new(options.kernel_cache_directory.clone()).for_target(target);
         let module = |unit| load(&driver, &store, &UnitBuild::plain(unit));
@@ -187,8 +193,10 @@ impl CudaDevice {
             sample: module(unit::SAMPLE)?.function("sample", 0)?,
         };
         let packer = matrix::Packer::new(&driver, module(unit::PACK)?.function("pack", 0)?);
+        let memory = memory::settle(&driver, free_before, options.memory_budget_bytes)?;
         Ok(Self {
             step: StepMemory::new(),
+            memory,
             driver,
             store,
             kernels,
@@ -289,7 +297,7 @@ impl Device for CudaDevice {
     fn facts(&self) -> DeviceFacts {
         DeviceFacts {
             name: format!("{} (sm_{})", self.driver.name(), self.driver.sm()),
-            memory_bytes: self.driver.budget_bytes(),
+            memory_bytes: self.memory.own_bytes(),
             activations: Activations::Bf16,
         }
     }

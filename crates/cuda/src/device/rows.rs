@@ -22,7 +22,7 @@ pub(super) struct RowKernels {
     mtp_combine: Function,
     swiglu: Function,
     gated_norm: Function,
-    gather: Function,
+    pub(super) gather: Function,
 }
 
 impl RowKernels {
