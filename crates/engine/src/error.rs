@@ -1,4 +1,5 @@
 use std::error::Error;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -17,6 +18,9 @@ pub enum EngineError {
     /// The model is there but does not generate.
     #[error("the model failed its self-test: {0}")]
     SelfTest(String),
+    /// A step did not end after a stop was asked for.
+    #[error("the engine did not end within {0:?}: its last step hangs")]
+    Stuck(Duration),
     /// The thread ended by a failure.
     #[error("the engine has failed: {0}")]
     Failed(String),

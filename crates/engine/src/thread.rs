@@ -3,7 +3,7 @@ use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use qwill_contract::{EngineHandle, EngineInbox, EngineState, FinishReason, Load, engine_channel};
@@ -14,6 +14,9 @@ use crate::{EngineError, EngineOptions, StepModel};
 /// How long a finished engine still answers: a request may have passed the handle's look at the state just before
 /// the state changed.
 const LAST_CALL: Duration = Duration::from_millis(50);
+
+/// How often [`EngineThread::stop_within`] looks.
+const STOP_LOOK: Duration = Duration::from_millis(5);
 
 /// A running engine's thread.
 pub struct EngineThread {
@@ -58,6 +61,19 @@ impl EngineThread {
     /// Asks the engine to finish what it has, waiting requests included, and waits for it.
     pub fn stop(self) -> Result<(), EngineError> {
         self.load.request_drain();
+        self.join()
+    }
+
+    /// As [`EngineThread::stop`], but gives up on a step that does not end; the thread is left alone then.
+    pub fn stop_within(self, patience: Duration) -> Result<(), EngineError> {
+        self.load.request_drain();
+        let deadline = Instant::now() + patience;
+        while !self.thread.is_finished() {
+            if Instant::now() >= deadline {
+                return Err(EngineError::Stuck(patience));
+            }
+            std::thread::sleep(STOP_LOOK);
+        }
         self.join()
     }
 

@@ -1,5 +1,7 @@
 //! Devices that fail.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use qwill_contract::{EngineState, FinishReason, Request, SamplingParams};
 
@@ -75,4 +77,32 @@ fn a_device_that_stays_broken_fails_the_engine() {
 #[test]
 fn a_panic_fails_the_engine_and_drops_nobody() {
     dies_with_everybody_told(Fault::PanicAt(60), "call 60 panics");
+}
+
+#[test]
+fn a_step_that_hangs_does_not_keep_a_stop_from_returning() {
+    let options = options();
+    let (handle, thread) = start(options.clone(), move || {
+        let mut puppet = puppet(&options);
+        puppet.fault = Fault::HangAt(60);
+        Ok::<_, EngineError>(puppet)
+    })
+    .unwrap();
+    thread.wait_ready().unwrap();
+    let mut client = Client::submit(&handle, long_request()).unwrap();
+    let patience = Duration::from_millis(100);
+    let ended = thread.stop_within(patience);
+    assert!(matches!(ended, Err(EngineError::Stuck(waited)) if waited == patience));
+    assert!(!client.look().ended());
+}
+
+#[test]
+fn a_stop_with_patience_ends_like_one_without() {
+    let options = options();
+    let (handle, thread) = start(options.clone(), move || Ok::<_, EngineError>(puppet(&options))).unwrap();
+    thread.wait_ready().unwrap();
+    let client = Client::submit(&handle, long_request()).unwrap();
+    thread.stop_within(Duration::from_mins(1)).unwrap();
+    assert!(!client.wait().failed());
+    assert_eq!(handle.load().state(), EngineState::Stopped);
 }

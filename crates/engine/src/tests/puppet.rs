@@ -5,6 +5,7 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
+use std::time::Duration;
 
 use qwill_device::batch::PAGE_TOKENS;
 use qwill_device::sample::ScoreRow;
@@ -17,6 +18,9 @@ use crate::StepModel;
 #[error("{0}")]
 pub(crate) struct PuppetError(String);
 
+/// How long a call hangs.
+const HANG: Duration = Duration::from_secs(5);
+
 /// What goes wrong, and at which of the model's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -25,6 +29,8 @@ pub(crate) enum Fault {
     /// From that call on, every call.
     ErrorsFrom(usize),
     PanicAt(usize),
+    /// Takes far longer than a test waits.
+    HangAt(usize),
     /// Draws a token outside the vocabulary.
     WildTokenAt(usize),
 }
@@ -74,6 +80,10 @@ impl Puppet {
             Fault::ErrorAt(call) if at == call => Err(PuppetError(format!("call {at} fails"))),
             Fault::ErrorsFrom(call) if at >= call => Err(PuppetError(format!("call {at} fails"))),
             Fault::PanicAt(call) if at == call => panic!("call {at} panics"),
+            Fault::HangAt(call) if at == call => {
+                std::thread::sleep(HANG);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
