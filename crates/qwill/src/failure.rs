@@ -7,6 +7,7 @@ use qwill_bench::BenchError;
 use qwill_model::ModelError;
 use qwill_weights::WeightsError;
 
+use crate::gpu::GpuError;
 use crate::terminal;
 
 /// An error of the binary itself, with advice.
@@ -20,6 +21,11 @@ impl Hinted {
     /// `message` says what is wrong, `hint` what would help.
     pub(crate) fn error(message: impl Into<String>, hint: impl Into<String>) -> Error {
         Error::new(Self { message: message.into(), hint: hint.into() })
+    }
+
+    /// The same about an error that has happened.
+    pub(crate) fn around(error: Error, message: impl Into<String>, hint: impl Into<String>) -> Error {
+        error.context(Self { message: message.into(), hint: hint.into() })
     }
 }
 
@@ -51,9 +57,13 @@ pub(crate) fn render(error: &Error) -> String {
 
 /// The first advice along the chain.
 pub(crate) fn hint(error: &Error) -> Option<String> {
+    // Also where it is the context of another error, which the chain does not show.
+    if let Some(hinted) = error.downcast_ref::<Hinted>() {
+        return Some(hinted.hint.clone());
+    }
     error.chain().find_map(|cause| {
-        if let Some(hinted) = cause.downcast_ref::<Hinted>() {
-            return Some(hinted.hint.clone());
+        if let Some(gpu) = cause.downcast_ref::<GpuError>() {
+            return Some(gpu.hint().to_owned());
         }
         if let Some(bench) = cause.downcast_ref::<BenchError>() {
             return bench.hint().map(str::to_owned);
@@ -87,6 +97,16 @@ mod tests {
         assert_eq!(
             render(&error),
             "error: cannot serve\n  caused by: cannot listen\n  caused by: the port is taken\n  hint: choose another\n"
+        );
+    }
+
+    #[test]
+    fn advice_around_an_error_precedes_its_causes() {
+        let error =
+            Hinted::around(anyhow::anyhow!("too large").context("no plan"), "others hold it", "end them");
+        assert_eq!(
+            render(&error),
+            "error: others hold it\n  caused by: no plan\n  caused by: too large\n  hint: end them\n"
         );
     }
 

@@ -3,11 +3,15 @@
 mod args;
 mod client;
 mod commands;
+mod device;
 mod embedded;
 mod env;
 mod failure;
+mod fault;
+mod gpu;
 mod launch;
 mod logging;
+mod planning;
 mod progress;
 mod screen;
 mod source;

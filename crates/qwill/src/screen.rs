@@ -21,7 +21,10 @@ pub(crate) fn opening(launch: &Launch) -> String {
     entry(&mut text, "model", &model(launch));
     entry(&mut text, "text", &tokens(launch));
     entry(&mut text, "numerics", &numerics(launch));
-    entry(&mut text, "device", &launch.device_name());
+    entry(&mut text, "device", &launch.chosen.name());
+    for note in &launch.chosen.notes {
+        entry(&mut text, "", note);
+    }
     text.push('\n');
     memory(&mut text, &launch.planned.memory);
     text
@@ -50,8 +53,8 @@ fn memory(text: &mut String, plan: &MemoryPlan) {
     entry(text, "in all", &summary);
 }
 
-/// When requests are taken: how long it took, and what to do now.
-pub(crate) fn ready(address: SocketAddr, elapsed_s: f64, with_key: bool) -> String {
+/// When requests are taken: how long it took, what the GPU gave, and what to do now.
+pub(crate) fn ready(address: SocketAddr, elapsed_s: f64, taken_bytes: Option<u64>, with_key: bool) -> String {
     let base = format!("http://{}", reachable(address));
     let access = match (with_key, address.ip().is_loopback()) {
         (true, _) => "key required",
@@ -59,6 +62,9 @@ pub(crate) fn ready(address: SocketAddr, elapsed_s: f64, with_key: bool) -> Stri
         (false, false) => "no key, open to the network",
     };
     let mut text = format!("\n{}\n", terminal::bold(&format!("ready in {elapsed_s:.2} s")));
+    if let Some(taken_bytes) = taken_bytes {
+        entry(&mut text, "taken", &format!("{} of the GPU", units::bytes(taken_bytes)));
+    }
     entry(&mut text, "chat page", &terminal::link(&format!("{base}/")));
     entry(&mut text, "API", &format!("{} ({access})", terminal::link(&format!("{base}/v1"))));
     entry(&mut text, "metrics", &terminal::link(&format!("{base}/metrics")));
@@ -130,9 +136,9 @@ fn numerics(launch: &Launch) -> String {
     format!(
         "weights {}, activations {}, KV {}, state {} [{}]",
         launch.body_format().name(),
-        launch.device.activations.name(),
-        launch.planned.memory.kv_type.name(),
-        launch.planned.memory.state_type.name(),
+        launch.chosen.activations().name(),
+        launch.chosen.kv_type.name(),
+        launch.chosen.state_type.name(),
         launch.numerics(),
     )
 }
@@ -143,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_last_part_names_every_address_and_a_whole_command() {
-        let text = ready("127.0.0.1:18020".parse().unwrap(), 0.4321, false);
+        let text = ready("127.0.0.1:18020".parse().unwrap(), 0.4321, None, false);
         assert!(text.contains("ready in 0.43 s"));
         for wanted in [
             "http://127.0.0.1:18020/\n",
@@ -158,17 +164,18 @@ mod tests {
     #[test]
     fn the_readme_shows_what_is_printed() {
         let readme = include_str!("../../../README.md");
-        let text = ready("127.0.0.1:18020".parse().unwrap(), 0.0, false);
+        let text = ready("127.0.0.1:18020".parse().unwrap(), 0.0, None, false);
         let (_, below) = text.split_once("chat page").unwrap();
         assert!(readme.contains(below.trim_end()), "the README's first run differs from:\n{text}");
     }
 
     #[test]
     fn an_open_address_is_shown_as_one_that_can_be_reached() {
-        let text = ready("0.0.0.0:80".parse().unwrap(), 1.0, false);
+        let text = ready("0.0.0.0:80".parse().unwrap(), 1.0, None, false);
         assert!(text.contains("http://127.0.0.1:80/v1 (no key, open to the network)"), "{text}");
-        let text = ready("[::]:80".parse().unwrap(), 1.0, true);
+        let text = ready("[::]:80".parse().unwrap(), 1.0, Some(25_000_000_000), true);
         assert!(text.contains("http://[::1]:80/v1 (key required)"), "{text}");
         assert!(text.contains("-H 'Authorization: Bearer YOUR_KEY'"), "{text}");
+        assert!(text.contains("taken      25.00 GB of the GPU"), "{text}");
     }
 }

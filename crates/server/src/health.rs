@@ -68,7 +68,9 @@ fn assess(app: &App) -> Health {
         }
         EngineState::Draining => ("draining", Some("the engine is shutting down".to_owned())),
         EngineState::Stopped => ("stopped", Some("the engine has stopped".to_owned())),
-        EngineState::Failed(reason) => ("failed", Some(reason.clone())),
+        EngineState::Failed(reason) => {
+            ("failed", Some(format!("the engine has failed, restart the server: {reason}")))
+        }
     };
     let ready = state == "ready";
     let can_generate =

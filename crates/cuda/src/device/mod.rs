@@ -33,9 +33,7 @@ use step::StepMemory;
 
 pub use cache::CudaCache;
 pub use matrix::CudaMatrix;
-pub use memory::{
-    CudaGauge, CudaMemory, TYPICAL_DRIVER_BYTES, buffer_bytes, matrix_bytes, scratch_bytes,
-};
+pub use memory::{CudaGauge, CudaMemory, TYPICAL_DRIVER_BYTES, buffer_bytes, matrix_bytes, scratch_bytes};
 
 /// Row indices that always fit.
 const LEAST_INDEX_BYTES: u64 = 4096;

@@ -3,6 +3,7 @@
 
 mod bench;
 mod choices;
+mod device;
 mod doctor;
 mod model;
 mod serving;
@@ -15,12 +16,14 @@ pub(crate) use choices::{
     ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, StateChoice,
     WeightsChoice,
 };
+pub(crate) use device::{DeviceArgs, DeviceChoice};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use model::{MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
 pub(crate) use serving::{ListenArgs, LogArgs, SamplingArgs};
 pub(crate) use values::ByteCount;
 
 use crate::env;
+use crate::fault::Fault;
 
 /// Serves Qwen3.5-family models through an OpenAI-compatible API, from one binary.
 #[derive(Debug, Parser)]
@@ -82,6 +85,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) random: RandomArgs,
     #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
     pub(crate) numerics: NumericsArgs,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
@@ -91,12 +96,17 @@ pub(crate) struct ServeArgs {
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
+    /// Let the device fail on purpose, for tests: once, lost, panic or trap, a colon and the number of the step
+    #[arg(long, hide = true, help_heading = "Tests")]
+    pub(crate) fault: Option<Fault>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     #[command(flatten)]
     pub(crate) numerics: NumericsArgs,
     #[command(flatten)]
@@ -130,10 +140,12 @@ pub(crate) struct PlanArgs {
     #[arg(value_parser = values::geometry_names())]
     pub(crate) geometry: Option<String>,
     #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
     pub(crate) numerics: NumericsArgs,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
-    /// Plan for a GPU with this much memory instead of this machine's, such as 24GiB; --memory can take less of it
+    /// Plan for a GPU with this much memory instead of this machine, such as 24GiB; --gpu-memory can take less of it
     #[arg(long, value_name = "BYTES", help_heading = "Memory")]
     pub(crate) gpu: Option<ByteCount>,
     /// Print JSON

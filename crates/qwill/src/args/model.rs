@@ -45,23 +45,24 @@ pub(crate) struct RandomArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct NumericsArgs {
-    /// How activations are rounded [default: int8 when weights are quantised, otherwise f32]
+    /// How activations are rounded [default: on a GPU bf16; on the processor int8 when weights are quantised,
+    /// otherwise f32]
     #[arg(long, value_enum, env = env::ACTIVATIONS, help_heading = "Numerics")]
     pub(crate) activations: Option<ActivationsChoice>,
-    /// Storage of keys and values
-    #[arg(long, value_enum, default_value = "f32", env = env::KV_TYPE, help_heading = "Numerics")]
-    pub(crate) kv_type: KvChoice,
+    /// Storage of keys and values [default: bf16 on a GPU, f32 on the processor]
+    #[arg(long, value_enum, env = env::KV_TYPE, help_heading = "Numerics")]
+    pub(crate) kv_type: Option<KvChoice>,
     /// Storage of recurrent states
     #[arg(long, value_enum, default_value = "f32", env = env::STATE_TYPE, help_heading = "Numerics")]
     pub(crate) state_type: StateChoice,
-    /// Threads that compute [default: the processor's cores]
+    /// Threads that compute on the processor [default: its cores]
     #[arg(long, value_parser = values::positive, env = env::THREADS, help_heading = "Numerics")]
     pub(crate) threads: Option<usize>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct MemoryArgs {
-    /// Memory that the model, its caches and buffers may take together, such as 24GiB
+    /// On the processor: memory that the model, its caches and buffers may take together, such as 24GiB
     /// [default: four fifths of what is free, at most 4 GiB beside the weights]
     #[arg(long, value_name = "BYTES", env = env::MEMORY, help_heading = "Memory")]
     pub(crate) memory: Option<ByteCount>,

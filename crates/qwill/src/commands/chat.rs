@@ -63,7 +63,7 @@ fn connect(arguments: &ChatArgs) -> Result<(Client, Option<LocalServer>)> {
     if let Some(url) = &arguments.url {
         return Ok((Client::new(url, arguments.api_key.clone())?, None));
     }
-    let server = LocalServer::start(&arguments.model, &arguments.numerics, &arguments.memory)?;
+    let server = LocalServer::start(arguments)?;
     Ok((Client::new(&server.url, Some(server.key.clone()))?, Some(server)))
 }
 

@@ -4,12 +4,13 @@ use std::io::Write;
 
 use anyhow::Result;
 use qwill_device::plan::MemoryPlan;
-use qwill_device::{Precision, WeightFormat};
+use qwill_device::{KvType, StateType};
 use qwill_model::PlanGroup;
 use serde_json::{Value, json};
 
 use crate::args::PlanArgs;
-use crate::launch::{self, DeviceSizes, Planned};
+use crate::device::Chosen;
+use crate::planning::{self, Planned, Sizes};
 use crate::source::{self, ModelSource};
 use crate::units;
 
@@ -22,19 +23,19 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<()> {
     let quantize = arguments.model.quantize.into();
     let checkpoint = origin.checkpoint(quantize)?;
     let planned = match arguments.gpu {
-        // No card is asked: bytes as the formats define them, without a device's padding.
         Some(gpu) => {
-            let budget_bytes = arguments.memory.memory.map_or(gpu.0, |memory| memory.0.min(gpu.0));
-            let (numerics, memory) = (&arguments.numerics, &arguments.memory);
-            let buffer_bytes = |rows: usize, cols: usize, precision| match precision {
-                Precision::Activation => (rows * cols * 2) as u64,
-                Precision::Full => (rows * cols * 4) as u64,
-            };
-            let sizes =
-                DeviceSizes { matrix: &WeightFormat::matrix_bytes, buffer: &buffer_bytes, scratch: None };
-            launch::plan(&checkpoint, quantize, numerics, memory, budget_bytes, sizes)?
+            let limit = arguments.device.gpu_memory;
+            let budget_bytes = limit.map_or(gpu.0, |limit| limit.0.min(gpu.0));
+            let kv_type = arguments.numerics.kv_type.map_or(KvType::Bf16, KvType::from);
+            let state_type = StateType::from(arguments.numerics.state_type);
+            let options = planning::options(&arguments.memory, kv_type, state_type);
+            planning::plan(&checkpoint, quantize, options, budget_bytes, &Sizes::of_a_gpu())?
         }
-        None => launch::plan_for_this_machine(&checkpoint, quantize, &arguments.numerics, &arguments.memory)?,
+        None => Chosen::open(&checkpoint, quantize, &arguments.device, &arguments.numerics)?.plan(
+            &checkpoint,
+            quantize,
+            &arguments.memory,
+        )?,
     };
     let name = match &origin {
         ModelSource::Random { geometry, .. } => geometry.name.clone(),

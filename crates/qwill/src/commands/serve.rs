@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use qwill_cuda::CudaGauge;
 use qwill_server::{SamplingDefaults, Server, ServerOptions, TextModel};
 use qwill_weights::GenerationDefaults;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,6 +17,13 @@ use crate::{logging, screen};
 
 /// Exit code after a second signal: 128 + SIGINT, as a shell would report it.
 const INTERRUPTED: i32 = 130;
+
+/// How far the memory taken of a GPU may be from the plan: drivers round allocations up, and other processes come and
+/// go.
+const PLAN_TOLERANCE_BYTES: u64 = 200 << 20;
+
+/// How long the engine may take to end its last step after everybody has been answered.
+const STOP_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Serves until a signal.
 pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
@@ -29,8 +37,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
         tracing::warn!("{bind} is open to the network and no key is set: see --api-key");
     }
 
-    let launch =
-        Launch::prepare(&arguments.model, Some(&arguments.random), &arguments.numerics, &arguments.memory)?;
+    let ServeArgs { model, random, device, numerics, memory, .. } = arguments;
+    let launch = Launch::prepare(model, Some(random), device, numerics, memory)?;
     let with_screen = arguments.log.log_format == LogFormat::Text;
     if with_screen {
         print!("{}", screen::opening(&launch));
@@ -54,18 +62,36 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
         names => names.to_vec(),
     };
     let (text, started) = (launch.source.text.clone(), launch.started);
-    let (handle, engine) = launch.start(names, arguments.listen.queue)?;
+    let (gauge, planned_bytes) = (launch.gauge(), launch.planned.memory.total_bytes());
+    let (handle, engine) = launch.start(names, arguments.listen.queue, arguments.fault)?;
+    let allocated_bytes = gauge.as_ref().map(CudaGauge::allocated_bytes);
+    let taken_bytes = gauge.and_then(|gauge| taken_as_planned(&gauge, planned_bytes));
     let announce = |address: SocketAddr, with_key: bool| {
         let elapsed_s = started.elapsed().as_secs_f64();
         if with_screen {
-            print!("{}", screen::ready(address, elapsed_s, with_key));
+            print!("{}", screen::ready(address, elapsed_s, taken_bytes, with_key));
         } else {
-            tracing::info!(url = format!("http://{address}"), elapsed_s, "ready");
+            tracing::info!(
+                url = format!("http://{address}"),
+                elapsed_s,
+                allocated_bytes,
+                taken_bytes,
+                "ready"
+            );
         }
     };
     let served = serve(options, handle, text, announce);
-    let ended = engine.stop().map_err(anyhow::Error::from);
+    let ended = engine.stop_within(STOP_PATIENCE).map_err(anyhow::Error::from);
     served.and(ended)
+}
+
+/// What the GPU has given, a warning where that is more than was planned.
+fn taken_as_planned(gauge: &CudaGauge, planned_bytes: u64) -> Option<u64> {
+    let taken_bytes = gauge.taken_bytes().ok()?;
+    if taken_bytes > planned_bytes + PLAN_TOLERANCE_BYTES {
+        tracing::warn!(taken_bytes, planned_bytes, "the GPU's memory was filled beyond the plan");
+    }
+    Some(taken_bytes)
 }
 
 /// What the start screen says, for machines.
@@ -76,8 +102,10 @@ fn log_opening(launch: &Launch) {
         model = launch.source.name,
         parameters = launch.planned.parameters(),
         numerics = launch.numerics(),
-        device = launch.device_name(),
+        device = launch.chosen.name(),
+        unused = launch.chosen.notes.join("; "),
         plan_bytes = plan.total_bytes(),
+        driver_bytes = launch.chosen.driver_bytes(),
         budget_bytes = plan.budget_bytes,
         sequences = plan.slots,
         kv_tokens = plan.kv_tokens(),

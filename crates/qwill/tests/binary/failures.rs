@@ -126,6 +126,7 @@ fn usage_errors_have_a_code_of_their_own_and_name_the_flag() {
         (&["serve", "--threads", "0"], "must be at least 1"),
         (&["serve", "--temperature", "3"], "between 0 and 2"),
         (&["serve", "--quantize", "int3"], "int4"),
+        (&["serve", "--device", "gpu"], "cuda:N"),
         (&["serve", "--weights", "random"], "--geometry"),
         (&["serve", "--geometry", "4b"], "--weights"),
         (&["serve", "--weights", "random", "--geometry", "5b"], "27b"),

@@ -9,22 +9,29 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// Longer than any start on a loaded machine.
-const PATIENCE: Duration = Duration::from_mins(2);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
-/// The repository's root.
+/// Variables that a test run may set for the binary: where compiled kernels and their compiler are.
+const PASSED_ON: [&str; 2] = ["QWILL_KERNEL_CACHE", "QWILL_NVRTC"];
+
+/// The repository's root; `QWILL_REPOSITORY` says where it is on a machine other than the one that built this.
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    let built_in = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::env::var_os("QWILL_REPOSITORY").map_or_else(built_in, PathBuf::from)
 }
 
-/// The binary, without the variables of whoever runs the tests.
+/// The binary (on another machine, the one that `QWILL_BINARY` names), on the processor unless a test says otherwise,
+/// without the variables of whoever runs the tests.
 pub(crate) fn qwill(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_qwill"));
+    let built_in = || env!("CARGO_BIN_EXE_qwill").into();
+    let mut command = Command::new(std::env::var_os("QWILL_BINARY").unwrap_or_else(built_in));
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("QWILL_") {
-            command.env_remove(name);
+        let name = name.to_string_lossy();
+        if name.starts_with("QWILL_") && !PASSED_ON.contains(&&*name) {
+            command.env_remove(&*name);
         }
     }
-    command.args(arguments).env("NO_COLOR", "1").stdin(Stdio::null());
+    command.env("QWILL_DEVICE", "cpu").args(arguments).env("NO_COLOR", "1").stdin(Stdio::null());
     command
 }
 

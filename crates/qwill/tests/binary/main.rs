@@ -7,6 +7,8 @@ mod browser;
 mod chat;
 mod doctor;
 mod failures;
+mod faults;
+mod gpu;
 mod harness;
 mod page;
 mod plan;

@@ -35,7 +35,7 @@ fn a_27b_model_does_not_fit_8_gib() {
 #[test]
 fn a_budget_can_take_less_of_a_card() {
     let budget = |memory: &str| {
-        let arguments = ["plan", "--geometry", "4b", "--gpu", "24GiB", "--memory", memory, "--json"];
+        let arguments = ["plan", "--geometry", "4b", "--gpu", "24GiB", "--gpu-memory", memory, "--json"];
         serde_json::from_str::<Value>(&stdout(&arguments)).unwrap()["budget_bytes"].as_u64()
     };
     assert_eq!(budget("20GiB"), Some(20 << 30));

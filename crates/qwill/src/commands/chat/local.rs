@@ -10,7 +10,7 @@ use qwill_engine::EngineThread;
 use qwill_server::{Server, ServerOptions};
 use tokio::sync::oneshot;
 
-use crate::args::{MemoryArgs, ModelArgs, NumericsArgs, SamplingArgs};
+use crate::args::{ChatArgs, SamplingArgs};
 use crate::commands::serve::defaults;
 use crate::launch::Launch;
 
@@ -27,8 +27,9 @@ pub(super) struct LocalServer {
 
 impl LocalServer {
     /// Loads the model and opens the port.
-    pub(super) fn start(model: &ModelArgs, numerics: &NumericsArgs, memory: &MemoryArgs) -> Result<Self> {
-        let launch = Launch::prepare(model, None, numerics, memory)?;
+    pub(super) fn start(arguments: &ChatArgs) -> Result<Self> {
+        let ChatArgs { model, device, numerics, memory, .. } = arguments;
+        let launch = Launch::prepare(model, None, device, numerics, memory)?;
         let key = random_key();
         let options = ServerOptions {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -41,7 +42,7 @@ impl LocalServer {
             ..ServerOptions::default()
         };
         let (text, names) = (launch.source.text.clone(), vec![launch.source.name.clone()]);
-        let (handle, engine) = launch.start(names, 1)?;
+        let (handle, engine) = launch.start(names, 1, None)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let server = runtime.block_on(Server::bind(options, handle, text))?;
         let url = format!("http://{}", server.local_addr());
