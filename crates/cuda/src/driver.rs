@@ -26,6 +26,9 @@ pub(crate) struct Driver {
     name: String,
     sm: u32,
     sm_count: usize,
+    /// Whether memory comes from the driver's pool, which packs allocations closely: one by one each takes whole pages
+    /// of 2 MiB, 4 % more for the weights of the 27B. Some virtual GPUs have no pool.
+    pooled: bool,
     /// What may be allocated.
     limit_bytes: AtomicU64,
     used_bytes: AtomicU64,
@@ -167,6 +170,8 @@ impl Driver {
                 let attribute = |which| result::device::get_attribute(device, which);
                 let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
                 let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+                let pools = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+                let pooled = attribute(pools)? != 0;
                 let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
                 Ok(Self {
                     device,
@@ -176,6 +181,7 @@ impl Driver {
                     sm: (major * 10 + minor) as u32,
                     sm_count: attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
                         as usize,
+                    pooled,
                     limit_bytes: AtomicU64::new(u64::MAX),
                     used_bytes: AtomicU64::new(0),
                     counters: Counters::default(),
@@ -248,8 +254,12 @@ impl Driver {
             return Err(out_of_memory(limit.saturating_sub(used)));
         }
         self.bind().map_err(|error| self.failed("allocate", error))?;
-        // SAFETY: the context is current.
-        let address = match unsafe { result::malloc_sync(bytes.max(1) as usize) } {
+        let len = bytes.max(1) as usize;
+        // SAFETY: the context is current and the stream alive. Everything that uses the memory is enqueued after this.
+        let allocated = unsafe {
+            if self.pooled { result::malloc_async(self.stream, len) } else { result::malloc_sync(len) }
+        };
+        let address = match allocated {
             Ok(address) => address,
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let free = result::mem_get_info().map_or(0, |(free, _)| free as u64);
@@ -593,11 +603,16 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated by malloc_sync and not freed before. Kernels that still read it must have ended.
+        // SAFETY: allocated by `allocate` and not freed before. Kernels that still read it end first: the pool frees in
+        // the stream's order, and without one the stream is waited for.
         unsafe {
             let _ = self.driver.bind();
-            let _ = result::stream::synchronize(self.driver.stream);
-            let _ = result::free_sync(self.address);
+            if self.driver.pooled {
+                let _ = result::free_async(self.address, self.driver.stream);
+            } else {
+                let _ = result::stream::synchronize(self.driver.stream);
+                let _ = result::free_sync(self.address);
+            }
         }
         self.driver.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }

@@ -13,8 +13,12 @@ use crate::{Nvml, driver_facts};
 /// are first launched, recorded rounds, and its own growth.
 const LATER_BYTES: u64 = 128 << 20;
 
-/// What a driver usually takes for its context and kernels, [`LATER_BYTES`] included, for a plan without a GPU.
-pub const TYPICAL_DRIVER_BYTES: u64 = (512 << 20) + LATER_BYTES;
+/// Of that, for small tables that no plan names.
+const SMALL_BYTES: u64 = 8 << 20;
+
+/// What a driver takes for its context and kernels, [`LATER_BYTES`] included, for a plan without a GPU: 528 MiB on an
+/// H200 with driver 580, less on smaller cards.
+pub const TYPICAL_DRIVER_BYTES: u64 = (528 << 20) + LATER_BYTES;
 
 /// Bytes of a packed matrix; see [`qwill_device::Device::matrix_bytes`].
 pub fn matrix_bytes(format: WeightFormat, rows: usize, cols: usize) -> u64 {
@@ -89,7 +93,7 @@ pub(super) fn settle(
     limit_bytes: Option<u64>,
 ) -> Result<CudaMemory, DeviceError> {
     let memory = CudaMemory::divide(driver.memory()?, free_before, driver.used_bytes(), limit_bytes);
-    driver.limit(memory.own_bytes());
+    driver.limit(memory.own_bytes() + SMALL_BYTES);
     Ok(memory)
 }
 
