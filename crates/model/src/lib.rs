@@ -4,6 +4,7 @@
 //! A [`Model`] owns its device, its weights, its caches and one set of activation buffers. It knows batches of
 //! rows, not requests: pages, slots and positions are the engine's business.
 
+mod cost;
 mod error;
 mod forward;
 mod load;
@@ -14,6 +15,7 @@ mod record;
 mod weights;
 mod workspace;
 
+pub use cost::{Arithmetic, OpCost, StoredAs, prompt_batch, round_batch, step_costs};
 pub use error::ModelError;
 pub use load::{LoadProgress, ModelOptions};
 pub use mtp::MtpHidden;
