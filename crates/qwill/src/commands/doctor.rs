@@ -62,7 +62,7 @@ fn examine(arguments: &DoctorArgs) -> Report {
         report.section(&format!("gpu {ordinal}"), gpu::findings(facts, status, &gpu::process_name));
     }
 
-    let cache = CubinCache::default_directory();
+    let cache = arguments.kernel_cache.clone().or_else(CubinCache::default_directory);
     let architectures: Vec<u32> = gpus.iter().map(|gpu| gpu.sm).collect();
     let cuda_version = driver.as_ref().ok().map(|driver| driver.cuda_version);
     report.section(
@@ -72,7 +72,10 @@ fn examine(arguments: &DoctorArgs) -> Report {
 
     report.section("self-test", vec![self_test::processor()]);
     for (ordinal, facts) in gpus.iter().enumerate().filter(|(_, gpu)| gpu.sm >= qwill_cuda::LEAST_SM) {
-        report.section(&format!("gpu {ordinal}"), self_test::gpu(ordinal, facts, nvml.as_ref().ok()));
+        report.section(
+            &format!("gpu {ordinal}"),
+            self_test::gpu(ordinal, facts, cache.as_deref(), nvml.as_ref().ok()),
+        );
     }
     report
 }

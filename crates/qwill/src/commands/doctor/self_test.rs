@@ -1,5 +1,7 @@
 //! A real op against the plain reference, and the speed of the GPU's memory: about two seconds.
 
+use std::path::Path;
+
 use qwill_cpu::fast::CpuOptions;
 use qwill_cpu::{CpuDevice, ReferenceDevice};
 use qwill_cuda::{Ceilings, CudaDevice, CudaOptions, GpuFacts, Nvml};
@@ -35,8 +37,15 @@ pub(super) fn processor() -> Finding {
 }
 
 /// A GPU's kernels against the plain loops, then its rates and what its clocks were meanwhile.
-pub(super) fn gpu(ordinal: usize, facts: &GpuFacts, nvml: Option<&Nvml>) -> Vec<Finding> {
-    let mut device = match CudaDevice::new(&CudaOptions { ordinal, ..CudaOptions::default() }) {
+pub(super) fn gpu(
+    ordinal: usize,
+    facts: &GpuFacts,
+    kernel_cache: Option<&Path>,
+    nvml: Option<&Nvml>,
+) -> Vec<Finding> {
+    let kernel_cache_directory = kernel_cache.map(Path::to_owned);
+    let options = CudaOptions { ordinal, kernel_cache_directory, ..CudaOptions::default() };
+    let mut device = match CudaDevice::new(&options) {
         Ok(device) => device,
         Err(error) => {
             let advice = "models cannot run on this GPU until this is put right; the lines above may say why";
