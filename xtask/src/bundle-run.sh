@@ -8,7 +8,7 @@
 #   golden      the tiny model against recorded outputs: trunk, MTP, perplexity
 #   one-answer  the same answer alone, in company and in other slices, bit for bit
 #   serve       the binary starts with the tiny model and answers over HTTP
-#   speed       step times of the 27B geometry with random weights
+#   speed       step times of the 27B geometry with random weights in 24 GiB, also in steps.json
 #   sanitize    memcheck and racecheck on the suite at small shapes
 # All but sanitize without arguments. Every step is timed; the first failure ends the run.
 set -euo pipefail
@@ -67,7 +67,7 @@ step() {
         golden) "$here/trunk" --nocapture gpu && "$here/mtp" --nocapture gpu && "$here/perplexity" --nocapture gpu ;;
         one-answer) "$here/one_answer" --nocapture --test-threads 1 gpu ;;
         serve) serve ;;
-        speed) "$here/cuda_step_speed" 27b 2048 ops ;;
+        speed) "$here/qwill" bench steps --random 27b --device cuda --gpu-memory 24GiB --json "$here/steps.json" ;;
         sanitize) sanitize ;;
         *) echo "unknown step: $1" >&2; exit 2 ;;
     esac

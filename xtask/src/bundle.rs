@@ -16,14 +16,13 @@ const BUNDLE: &str = ".bundle";
 const MOST_BYTES: u64 = 30 << 20;
 
 /// What is built: package, kind of target, its name.
-const BINARIES: [(&str, &str, &str); 8] = [
+const BINARIES: [(&str, &str, &str); 7] = [
     ("qwill-cuda", "--test", "suite"),
     ("qwill-cuda", "--test", "large"),
     ("qwill-model", "--test", "trunk"),
     ("qwill-model", "--test", "mtp"),
     ("qwill-model", "--test", "perplexity"),
     ("qwill-engine", "--test", "one_answer"),
-    ("qwill-model", "--example", "cuda_step_speed"),
     ("qwill", "--bin", "qwill"),
 ];
 

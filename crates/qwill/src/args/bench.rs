@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::{EndpointChoice, ProtocolChoice, values};
+use super::values::{self, ByteCount};
+use super::{DeviceArgs, EndpointChoice, NumericsArgs, ProtocolChoice, QuantizeChoice};
 use crate::env;
 
 #[derive(Debug, Args)]
@@ -20,6 +21,12 @@ pub(crate) enum BenchCommand {
     /// Nothing but the API is used, so that different servers can be compared. docs/protocols.md explains every
     /// figure. The exit code is 1 when a request failed.
     Serve(Box<BenchServeArgs>),
+    /// Measure single steps of a model: decode rounds, verify rounds, prompts
+    ///
+    /// Without engine and server: what the device does in each op, against what it could do at most. Rates of the
+    /// device are measured in the same run; the floor of an op is the longer of moving its bytes and doing its
+    /// operations at those rates. Random weights are as good as others here.
+    Steps(Box<BenchStepsArgs>),
 }
 
 #[derive(Debug, Args)]
@@ -71,6 +78,51 @@ pub(crate) struct BenchServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) json: Option<PathBuf>,
     /// Draw throughput and time to the first token
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchStepsArgs {
+    /// Directory of a Hugging Face checkpoint. Without it, random weights or the small embedded model
+    #[arg(value_name = "MODEL_DIR", conflicts_with = "random")]
+    pub(crate) model_dir: Option<PathBuf>,
+    /// Random weights of this geometry
+    #[arg(long, value_name = "NAME", value_parser = values::geometry_names(), help_heading = "Model")]
+    pub(crate) random: Option<String>,
+    /// Quantise 16-bit weights while loading [default: int4 with random weights, otherwise none]
+    #[arg(long, value_enum, env = env::QUANTIZE, help_heading = "Model")]
+    pub(crate) quantize: Option<QuantizeChoice>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) numerics: NumericsArgs,
+    /// On the processor: memory that everything may take together [default: four fifths of what is free]
+    #[arg(long, value_name = "BYTES", env = env::MEMORY, help_heading = "Memory")]
+    pub(crate) memory: Option<ByteCount>,
+    /// Tokens that every sequence of a round has behind it
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = values::positive)]
+    #[arg(help_heading = "Steps")]
+    pub(crate) context: usize,
+    /// Sequences of the decode rounds, one row each
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16,32,64")]
+    #[arg(value_parser = values::positive, help_heading = "Steps")]
+    pub(crate) sequences: Vec<usize>,
+    /// Rows of the verify rounds of one sequence
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2,4,8,16")]
+    #[arg(value_parser = values::round_rows, help_heading = "Steps")]
+    pub(crate) rows: Vec<usize>,
+    /// Tokens of the prompts, each in one step
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "512,2048")]
+    #[arg(value_parser = values::positive, help_heading = "Steps")]
+    pub(crate) prefill: Vec<usize>,
+    /// Steps of each kind, of which the best and the middle one are told
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = values::positive, help_heading = "Steps")]
+    pub(crate) repeat: usize,
+    /// Write everything as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw how much of its floor every step and op reaches
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) svg: Option<PathBuf>,
 }

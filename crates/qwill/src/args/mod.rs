@@ -11,7 +11,7 @@ mod values;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs};
+pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs, BenchStepsArgs};
 pub(crate) use choices::{
     ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, StateChoice,
     WeightsChoice,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::builder::PossibleValuesParser;
-use qwill_device::Geometry;
+use qwill_device::{Geometry, MAX_ROUND_ROWS};
 use qwill_weights::WeightCache;
 
 /// A number of bytes: `24GiB`, `512MiB`, `1.5GB`, `1000000`.
@@ -60,6 +60,14 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
         Ok(0) => Err("must be at least 1".to_owned()),
         Ok(number) => Ok(number),
         Err(_) => Err("expected a whole number, at least 1".to_owned()),
+    }
+}
+
+/// Rows that one sequence may have in a round.
+pub(super) fn round_rows(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        rows if rows <= MAX_ROUND_ROWS => Ok(rows),
+        _ => Err(format!("a sequence has at most {MAX_ROUND_ROWS} rows in a round")),
     }
 }
 
@@ -135,5 +143,7 @@ mod tests {
         assert_eq!(top_p("1"), Ok(1.0));
         assert!(positive("0").is_err());
         assert!(positive("-3").is_err());
+        assert_eq!(round_rows("16"), Ok(16));
+        assert!(round_rows("17").is_err());
     }
 }

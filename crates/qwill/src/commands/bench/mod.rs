@@ -2,6 +2,7 @@
 
 mod progress;
 mod serve;
+mod steps;
 
 use anyhow::Result;
 
@@ -11,5 +12,6 @@ use crate::args::{BenchArgs, BenchCommand};
 pub(crate) fn run(arguments: &BenchArgs) -> Result<()> {
     match &arguments.command {
         BenchCommand::Serve(arguments) => serve::run(arguments),
+        BenchCommand::Steps(arguments) => steps::run(arguments),
     }
 }
