@@ -36,10 +36,7 @@ const REPEATS: usize = 10;
 fn main() -> Result<(), Failure> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "27b".to_owned());
     let geometry = Geometry::named(&name).ok_or("unknown geometry")?;
-    let mut options = CudaOptions::default();
-    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
-        options.kernel_cache_directory = Some(directory.into());
-    }
+    let options = CudaOptions::from_environment();
     let mut device = CudaDevice::new(&options)?;
     device.reserve(&geometry, MOST_ROWS, 64)?;
     println!("{}, {name}", device.facts().name);

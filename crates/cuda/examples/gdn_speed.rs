@@ -20,10 +20,7 @@ const PASSES: usize = 5;
 fn main() -> Result<(), Failure> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "27b".to_owned());
     let geometry = Geometry::named(&name).ok_or("unknown geometry")?;
-    let mut options = CudaOptions::default();
-    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
-        options.kernel_cache_directory = Some(directory.into());
-    }
+    let options = CudaOptions::from_environment();
     let mut device = CudaDevice::new(&options)?;
     println!("{name} on {}: us of one layer", device.facts().name);
     for state_type in [StateType::F32, StateType::F16] {

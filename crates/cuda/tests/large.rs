@@ -6,9 +6,9 @@
 
 mod common;
 
-use common::{device, options};
+use common::device;
 use qwill_cpu::ReferenceDevice;
-use qwill_cuda::CudaDevice;
+use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::batch::{PAGE_TOKENS, Phase, Span};
 use qwill_device::matrix::{GROUP, MatrixElements};
 use qwill_device::numeric::{bf16_to_f32, f32_to_bf16};
@@ -22,7 +22,7 @@ const REACH: u64 = 1 << 31;
 
 /// A device with so many bytes free; `None`, with the reason printed, where there is none.
 fn large_device(needed_bytes: u64) -> Option<CudaDevice> {
-    let device = device(&options())?;
+    let device = device(&CudaOptions::from_environment())?;
     let free_bytes = device.facts().memory_bytes;
     if free_bytes < needed_bytes {
         println!("skipped: {needed_bytes} bytes are needed, {free_bytes} are free");

@@ -1,28 +1,14 @@
 //! What is known and measured about a GPU, where there is one.
 
-use qwill_cuda::{CudaDevice, CudaOptions, Nvml, PeakMemory, driver_facts};
-use qwill_device::{Device, Precision};
+mod common;
 
-/// The first GPU, with kernels cached in `QWILL_KERNEL_CACHE` where that is set.
-fn device() -> Option<CudaDevice> {
-    let mut options = CudaOptions::default();
-    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
-        options.kernel_cache_directory = Some(directory.into());
-    }
-    match CudaDevice::new(&options) {
-        Ok(device) => Some(device),
-        // Where a GPU must be, its absence is a failure.
-        Err(error) if std::env::var_os("QWILL_REQUIRE_GPU").is_some() => panic!("{error}"),
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
-}
+use common::device;
+use qwill_cuda::{CudaOptions, Nvml, PeakMemory, driver_facts};
+use qwill_device::{Device, Precision};
 
 #[test]
 fn ceilings_are_possible_and_in_order() {
-    let Some(device) = device() else { return };
+    let Some(device) = device(&CudaOptions::from_environment()) else { return };
     let facts = driver_facts().unwrap();
     println!("{facts:#?}");
     let ceilings = device.measure_ceilings().unwrap();
@@ -44,7 +30,7 @@ fn ceilings_are_possible_and_in_order() {
 #[test]
 fn the_peak_of_memory_is_seen_by_the_management_library() {
     const BYTES: u64 = 512 << 20;
-    let Some(mut device) = device() else { return };
+    let Some(mut device) = device(&CudaOptions::from_environment()) else { return };
     let nvml = match Nvml::open() {
         Ok(nvml) => nvml,
         Err(error) => return println!("skipped: {error}"),

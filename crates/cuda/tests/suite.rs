@@ -3,14 +3,14 @@
 
 mod common;
 
-use common::{device, options};
+use common::device;
 use qwill_cpu::ReferenceDevice;
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::suite::{self, SuiteOptions, SuiteReport, odd_geometry};
 use qwill_device::{Activations, Device, Geometry, Precision};
 
 fn check(geometry: Geometry) {
-    let Some(mut device) = device(&options()) else { return };
+    let Some(mut device) = device(&CudaOptions::from_environment()) else { return };
     let mut reference = ReferenceDevice::new(Activations::Bf16);
     let name = geometry.name.clone();
     let options = SuiteOptions { seed: 7, geometries: vec![geometry], ..SuiteOptions::default() };
@@ -52,7 +52,7 @@ fn shapes_of_the_largest_model_agree_with_the_reference() {
 
 #[test]
 fn an_allocation_beyond_the_budget_is_an_error_with_both_numbers() {
-    let limited = CudaOptions { memory_budget_bytes: Some(3 << 30), ..options() };
+    let limited = CudaOptions { memory_budget_bytes: Some(3 << 30), ..CudaOptions::from_environment() };
     let Some(mut device) = device(&limited) else { return };
     let memory = device.memory();
     println!("{memory:?}");

@@ -35,10 +35,7 @@ fn main() -> Result<(), Failure> {
     println!("{source}: opened in {:.3} s", opened.elapsed().as_secs_f64());
     match device.as_str() {
         "cuda" => {
-            let mut options = CudaOptions::default();
-            if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
-                options.kernel_cache_directory = Some(directory.into());
-            }
+            let options = CudaOptions::from_environment();
             load(CudaDevice::new(&options)?, &checkpoint, quantize)
         }
         "cpu" => {

@@ -51,6 +51,16 @@ pub struct CudaOptions {
     pub kernel_cache_directory: Option<PathBuf>,
 }
 
+impl CudaOptions {
+    /// The defaults, with kernels kept in `QWILL_KERNEL_CACHE` where that is set: for tests and examples, which have no
+    /// flag for it.
+    pub fn from_environment() -> Self {
+        let directory = std::env::var_os("QWILL_KERNEL_CACHE").map(PathBuf::from);
+        let defaults = Self::default();
+        Self { kernel_cache_directory: directory.or(defaults.kernel_cache_directory), ..defaults }
+    }
+}
+
 impl Default for CudaOptions {
     /// The first GPU, all its free memory, the user's cache.
     fn default() -> Self {

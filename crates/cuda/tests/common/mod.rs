@@ -1,17 +1,6 @@
 //! What the tests on a GPU share: opening it, or saying why not.
 
-use std::path::PathBuf;
-
 use qwill_cuda::{CudaDevice, CudaOptions};
-
-/// The first GPU, with kernels cached in `QWILL_KERNEL_CACHE` where that is set.
-pub(crate) fn options() -> CudaOptions {
-    let mut options = CudaOptions::default();
-    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
-        options.kernel_cache_directory = Some(PathBuf::from(directory));
-    }
-    options
-}
 
 /// Opens a GPU; `None`, with the reason printed, where there is none and `QWILL_REQUIRE_GPU` is not set.
 pub(crate) fn device(options: &CudaOptions) -> Option<CudaDevice> {

@@ -136,10 +136,7 @@ pub(crate) fn gpu() -> Option<fn() -> Result<CudaDevice, DeviceError>> {
 }
 
 fn open_gpu() -> Result<CudaDevice, DeviceError> {
-    let mut options = CudaOptions::default();
-    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
-        options.kernel_cache_directory = Some(PathBuf::from(directory));
-    }
+    let options = CudaOptions::from_environment();
     CudaDevice::new(&options)
 }
 

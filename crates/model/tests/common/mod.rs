@@ -34,10 +34,7 @@ pub(crate) fn fast(activations: Activations) -> CpuDevice {
 
 /// The first GPU; `None`, with the reason printed, where there is none and `QWILL_REQUIRE_GPU` is not set.
 pub(crate) fn gpu() -> Option<CudaDevice> {
-    let mut options = CudaOptions::default();
-    if let Some(directory) = std::env::var_os("QWILL_KERNEL_CACHE") {
-        options.kernel_cache_directory = Some(PathBuf::from(directory));
-    }
+    let options = CudaOptions::from_environment();
     match CudaDevice::new(&options) {
         Ok(device) => Some(device),
         Err(error) if std::env::var_os("QWILL_REQUIRE_GPU").is_some() => panic!("{error}"),
