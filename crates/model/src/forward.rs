@@ -14,7 +14,8 @@ impl<D: Device> Model<D> {
         if self.device.replay(batch, logit_rows)? {
             return Ok(());
         }
-        self.begin(batch)?;
+        self.device.begin_step(batch)?;
+        self.embed(batch)?;
         for layer in 0..self.weights.layers.len() {
             self.layer(batch, layer)?;
         }
