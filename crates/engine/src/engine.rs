@@ -138,7 +138,8 @@ impl<M: StepModel> Engine<M> {
             let sequences = self.make_sequences(&submission.request, &need, &pages, &slots);
             metrics::histogram!("qwill_engine_queue_seconds")
                 .record(submission.submitted.elapsed().as_secs_f64());
-            let rule = EndRule::of(&submission.request, &self.options.eos_token_ids, need.new_tokens);
+            let EngineOptions { eos_token_ids, vocab_limit, .. } = &self.options;
+            let rule = EndRule::of(&submission.request, eos_token_ids, need.new_tokens, *vocab_limit);
             let key = self.next_key;
             self.next_key += 1;
             self.live.insert(key, Live::new(submission, rule, &self.chunk_rule, sequences));
@@ -184,7 +185,7 @@ impl<M: StepModel> Engine<M> {
 
     fn next_step(&mut self) -> Option<Step> {
         let live = &self.live;
-        let rows = |key: SequenceKey| live[&key.request].sequence(key.choice).pending.len();
+        let rows = |key: SequenceKey| live[&key.request].round_rows(key.choice);
         self.schedule.next(|request| live[&request].prompt_work(), rows)
     }
 
@@ -192,7 +193,7 @@ impl<M: StepModel> Engine<M> {
         let started = Instant::now();
         let (kind, outcome) = match step {
             Step::Slice(parts) => ("slice", self.run_slice(parts)),
-            Step::Round(keys) => ("round", self.run_round(keys)),
+            Step::Round(parts) => ("round", self.run_round(parts)),
         };
         match outcome {
             Ok(rows) => {
@@ -215,7 +216,7 @@ impl<M: StepModel> Engine<M> {
         let reason = FinishReason::Error { message: format!("the engine failed on this request: {error}") };
         let requests: Vec<RequestKey> = match step {
             Step::Slice(parts) => parts.iter().map(|part| part.request).collect(),
-            Step::Round(keys) => keys.iter().map(|key| key.request).collect(),
+            Step::Round(parts) => parts.iter().map(|part| part.sequence.request).collect(),
         };
         for request in requests {
             self.end_request(request, &reason);

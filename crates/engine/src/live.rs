@@ -74,9 +74,10 @@ impl Live {
         self.sequences[choice].as_ref().expect("only running choices are scheduled")
     }
 
-    /// See [`Live::sequence`].
-    pub(crate) fn sequence_mut(&mut self, choice: usize) -> &mut Sequence {
-        self.sequences[choice].as_mut().expect("only running choices are scheduled")
+    /// Rows that a choice wants in the next round: its pending token's and its drafts'.
+    pub(crate) fn round_rows(&self, choice: usize) -> usize {
+        let sequence = self.sequence(choice);
+        (1 + sequence.drafts.len()).min(sequence.max_round_rows(&self.rule))
     }
 
     /// The sequences that have not ended, with their choices.

@@ -61,13 +61,21 @@ pub(crate) struct SlicePart {
     pub(crate) chunks: Range<usize>,
 }
 
+/// A sequence's part of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RoundPart {
+    pub(crate) sequence: SequenceKey,
+    /// At least 1.
+    pub(crate) rows: usize,
+}
+
 /// The next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Chunks of prompts, each prompt once.
     Slice(Vec<SlicePart>),
-    /// Sequences, each once with its rows.
-    Round(Vec<SequenceKey>),
+    /// Sequences, each once.
+    Round(Vec<RoundPart>),
 }
 
 /// Prompts to process and sequences to continue, in the order of their turns.
@@ -105,7 +113,7 @@ impl Schedule {
     }
 
     /// Plans the next step and gives its members their next turn at the back. `rows` says how many rows a sequence
-    /// wants in a round, each with logits. `None` where there is nothing to do.
+    /// wants in a round, each with logits; where they do not all fit, those that want most get fewer. `None` where there is nothing to do.
     pub(crate) fn next<'a>(
         &mut self,
         prompt: impl Fn(RequestKey) -> PromptWork<'a>,
@@ -146,21 +154,24 @@ impl Schedule {
         parts
     }
 
-    fn next_round(&mut self, rows: impl Fn(SequenceKey) -> usize) -> Vec<SequenceKey> {
-        let mut rows_left = self.limits.round.min(self.limits.logits);
-        let mut members = 0;
-        for sequence in &self.running {
-            let wanted = rows(*sequence);
-            if wanted > rows_left {
-                break;
-            }
-            rows_left -= wanted;
-            members += 1;
-        }
-        let round = self.running.iter().take(members).copied().collect();
+    fn next_round(&mut self, rows: impl Fn(SequenceKey) -> usize) -> Vec<RoundPart> {
+        let limit = self.limits.round.min(self.limits.logits);
+        let members = self.running.len().min(limit);
+        let wanted: Vec<usize> = self.running.iter().take(members).map(|sequence| rows(*sequence)).collect();
+        let most = common_most(&wanted, limit);
+        let parts = self.running.iter().zip(wanted);
+        let round =
+            parts.map(|(sequence, rows)| RoundPart { sequence: *sequence, rows: rows.min(most) }).collect();
         self.running.rotate_left(members);
         round
     }
+}
+
+/// Rows that nobody may exceed so that together they are no more than `limit`, which is at least one for each.
+fn common_most(wanted: &[usize], limit: usize) -> usize {
+    let total = |most: usize| wanted.iter().map(|rows| most.min(*rows)).sum::<usize>();
+    let largest = wanted.iter().copied().max().unwrap_or(1);
+    (1..=largest).rev().find(|most| total(*most) <= limit).unwrap_or(1)
 }
 
 /// Moves the chosen entries behind the others; both keep their order.
@@ -296,12 +307,16 @@ mod tests {
                             Some(Step::Round(members)) => {
                                 slices_in_a_row = 0;
                                 prop_assert!(!members.is_empty());
-                                prop_assert!(members.iter().map(|key| rows(*key)).sum::<usize>() <= LIMITS.round);
+                                let total: usize = members.iter().map(|part| part.rows).sum();
+                                let wanted: usize = members.iter().map(|part| rows(part.sequence)).sum();
+                                prop_assert!(total <= LIMITS.round);
+                                prop_assert!(members.iter().all(|part| (1..=rows(part.sequence)).contains(&part.rows)));
+                                prop_assert!(total == wanted || total + members.len() > LIMITS.round, "rows are left");
                                 for waited in running.values_mut() {
                                     *waited += 1;
                                 }
-                                for key in &members {
-                                    prop_assert!(running.insert(*key, 0).is_some_and(|waited| waited > 0), "twice or gone");
+                                for part in &members {
+                                    prop_assert!(running.insert(part.sequence, 0).is_some_and(|waited| waited > 0), "twice or gone");
                                 }
                                 let sequences = running.len();
                                 prop_assert!(running.values().all(|waited| *waited <= sequences + 60));
@@ -335,7 +350,7 @@ mod tests {
                     order.push(Some(parts[0].request));
                 }
                 Step::Round(members) => {
-                    assert_eq!(members, [stream]);
+                    assert_eq!(members, [RoundPart { sequence: stream, rows: 1 }]);
                     order.push(None);
                 }
             }

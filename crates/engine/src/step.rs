@@ -11,8 +11,8 @@ use qwill_device::{Phase, Sampled};
 use crate::StepModel;
 use crate::batch::BatchBuilder;
 use crate::engine::Engine;
-use crate::sampling::{sample_row, token_out};
-use crate::schedule::{RequestKey, SequenceKey, SlicePart};
+use crate::sampling::{Draw, sample_rows, seen_tokens, token_out};
+use crate::schedule::{RequestKey, RoundPart, SequenceKey, SlicePart};
 
 /// A part of a slice on its way through a step.
 struct PartRows {
@@ -39,7 +39,8 @@ impl<M: StepModel> Engine<M> {
             self.note_prefilled(part, member);
         }
         let scored = self.score_prompts(&members)?;
-        let (keys, drawn) = self.draw_first_tokens(&members)?;
+        let first_draws = self.first_draws(&members);
+        let drawn = self.draw(&first_draws)?;
         for member in &members {
             self.copy_to_choices(member)?;
         }
@@ -48,30 +49,29 @@ impl<M: StepModel> Engine<M> {
         for member in &members {
             self.report_progress(member, &mut scored);
         }
-        for (key, sampled) in keys.into_iter().zip(drawn) {
-            self.schedule.add_running(key);
-            self.commit(key, sampled);
+        for (draw, sampled) in first_draws.into_iter().zip(drawn) {
+            self.schedule.add_running(draw.key);
+            self.commit(draw.key, vec![sampled]);
         }
         Ok(builder.batch().rows())
     }
 
-    /// Feeds every member's pending tokens and draws its next one. Returns the rows.
-    pub(crate) fn run_round(&mut self, keys: &[SequenceKey]) -> Result<usize, M::Error> {
+    /// Feeds every member's pending token and the drafts after it, and commits the drafts that are drawn again, with the
+    /// token after them. Returns the rows.
+    pub(crate) fn run_round(&mut self, parts: &[RoundPart]) -> Result<usize, M::Error> {
         let mut builder = BatchBuilder::new(Phase::Rows);
-        for key in keys {
+        let mut draws = Vec::new();
+        for RoundPart { sequence: key, rows } in parts {
             let sequence = self.live[&key.request].sequence(key.choice);
-            let first_row = builder.add_span(sequence, &sequence.pending);
-            builder.want_logits(first_row + sequence.pending.len() - 1);
+            let first_row = builder.add_span(sequence, &sequence.round_tokens(*rows));
+            let draw =
+                |drafts| Draw { key: *key, drafts, logits_row: builder.want_logits(first_row + drafts) };
+            draws.extend((0..*rows).map(draw));
         }
         self.model.forward(builder.batch(), builder.logit_rows())?;
-        for key in keys {
-            if let Some(live) = self.live.get_mut(&key.request) {
-                live.sequence_mut(key.choice).fed();
-            }
-        }
-        let logits_rows: Vec<usize> = (0..keys.len()).collect();
-        for (key, sampled) in keys.iter().zip(self.draw(keys, &logits_rows)?) {
-            self.commit(*key, sampled);
+        let mut drawn = self.draw(&draws)?.into_iter();
+        for part in parts {
+            self.commit(part.sequence, drawn.by_ref().take(part.rows).collect());
         }
         Ok(builder.batch().rows())
     }
@@ -131,34 +131,27 @@ impl<M: StepModel> Engine<M> {
     }
 
     /// The first token of every choice of every prompt that ends here, from the same logits, each with its own seed.
-    fn draw_first_tokens(
-        &mut self,
-        members: &[PartRows],
-    ) -> Result<(Vec<SequenceKey>, Vec<Sampled>), M::Error> {
-        let (mut keys, mut logits_rows) = (Vec::new(), Vec::new());
+    fn first_draws(&self, members: &[PartRows]) -> Vec<Draw> {
+        let mut draws = Vec::new();
         for member in members {
             let live = &self.live[&member.request];
             let Some(row) = member.last_logits_row.filter(|_| live.rule.new_tokens > 0) else { continue };
-            for (choice, _) in live.running() {
-                keys.push(SequenceKey { request: member.request, choice });
-                logits_rows.push(row);
-            }
+            let key = |choice| SequenceKey { request: member.request, choice };
+            draws.extend(live.running().map(|(choice, _)| Draw {
+                key: key(choice),
+                drafts: 0,
+                logits_row: row,
+            }));
         }
-        let drawn = if keys.is_empty() { Vec::new() } else { self.draw(&keys, &logits_rows)? };
-        Ok((keys, drawn))
+        draws
     }
 
-    fn draw(&mut self, keys: &[SequenceKey], logits_rows: &[usize]) -> Result<Vec<Sampled>, M::Error> {
-        let (live, vocab_limit) = (&self.live, self.options.vocab_limit);
-        let rows: Vec<_> = keys
-            .iter()
-            .zip(logits_rows)
-            .map(|(key, row)| {
-                let live = &live[&key.request];
-                sample_row(&live.request, &live.rule, live.sequence(key.choice), *row, vocab_limit)
-            })
-            .collect();
-        self.model.sample(&rows)
+    fn draw(&mut self, draws: &[Draw]) -> Result<Vec<Sampled>, M::Error> {
+        if draws.is_empty() {
+            return Ok(Vec::new());
+        }
+        let seen = seen_tokens(&self.live, draws);
+        self.model.sample(&sample_rows(&self.live, draws, &seen, self.options.vocab_limit))
     }
 
     /// Gives the other choices of a finished prompt what the first one has: its state and its last, partly filled
@@ -203,21 +196,21 @@ impl<M: StepModel> Engine<M> {
         }
     }
 
-    /// Takes a drawn token into its sequence and reports it.
-    fn commit(&mut self, key: SequenceKey, sampled: Sampled) {
-        let vocab_limit = self.options.vocab_limit;
+    /// Takes what was drawn after a sequence's rows into it, as far as it is right, and reports it.
+    fn commit(&mut self, key: SequenceKey, drawn: Vec<Sampled>) {
         let Some(live) = self.live.get_mut(&key.request) else { return };
-        if sampled.token as usize >= vocab_limit {
-            // It has no text and is no row of the embedding: the logits were not numbers.
-            let message = format!("the model drew token {}, the vocabulary has {vocab_limit}", sampled.token);
-            self.end(key.request, &[key.choice], &FinishReason::Error { message });
-            return;
-        }
         let sequence = live.sequences[key.choice].as_mut().expect("only running choices are scheduled");
-        let end = sequence.accept(sampled.token, &live.rule);
-        let token = token_out(sampled, &live.request.sampling);
-        self.load.generated_tokens.fetch_add(1, Ordering::Relaxed);
-        live.send(Event::Tokens { choice: key.choice, tokens: vec![token] });
+        let before = sequence.generated;
+        let ids: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
+        let end = sequence.accept(&ids, &live.rule);
+        let taken = sequence.generated - before;
+        self.load.generated_tokens.fetch_add(taken as u64, Ordering::Relaxed);
+        let sampling = &live.request.sampling;
+        let tokens: Vec<_> =
+            drawn.into_iter().take(taken).map(|sampled| token_out(sampled, sampling)).collect();
+        if !tokens.is_empty() {
+            live.send(Event::Tokens { choice: key.choice, tokens });
+        }
         if let Some(reason) = end {
             self.end(key.request, &[key.choice], &reason);
         }

@@ -35,11 +35,13 @@ pub(crate) enum Fault {
     WildTokenAt(usize),
 }
 
-#[derive(Debug, Clone, Default, Hash)]
+/// Rejected rows stay in the ring until rows that are right overwrite them.
+#[derive(Debug, Clone, Default)]
 struct State {
     base: u64,
+    /// Tokens in the base.
+    base_tokens: usize,
     ring: Vec<u32>,
-    position: usize,
 }
 
 pub(crate) struct Puppet {
@@ -61,7 +63,7 @@ fn hash(value: impl Hash) -> u64 {
 impl Puppet {
     pub(crate) fn new(pages: usize, slots: usize, max_rows: usize, max_logit_rows: usize) -> Self {
         // Stale contents everywhere: nothing may depend on them.
-        let stale = State { base: 99, ring: vec![1], position: 5 };
+        let stale = State { base: 99, base_tokens: 4, ring: vec![1] };
         Self {
             pages: vec![[Some(77); PAGE_TOKENS]; pages],
             slots: vec![stale; slots],
@@ -109,19 +111,13 @@ impl Puppet {
     fn run_span(&mut self, batch: &Batch, index: usize) -> Result<Vec<u64>, PuppetError> {
         let span = &batch.spans[index];
         let mut state = self.slots[span.slot].clone();
-        if state.position != span.position {
-            return Err(PuppetError(format!(
-                "slot {} stands at {}, span {span:?}",
-                span.slot, state.position
-            )));
+        if state.base_tokens + span.ring_len != span.position || state.ring.len() < span.ring_len {
+            return Err(PuppetError(format!("{span:?} on {state:?}")));
         }
-        if state.ring.len() != span.ring_len || (batch.phase == Phase::Prefill && span.ring_len > 0) {
-            return Err(PuppetError(format!(
-                "slot {} has a ring of {}, span {span:?}",
-                span.slot,
-                state.ring.len()
-            )));
+        if batch.phase == Phase::Prefill && span.ring_len > 0 {
+            return Err(PuppetError(format!("a prompt on a ring: {span:?}")));
         }
+        state.ring.truncate(span.ring_len);
         let mut outputs = Vec::new();
         match batch.phase {
             Phase::Prefill => {
@@ -132,11 +128,13 @@ impl Puppet {
                         outputs.push(hash((attended, state.base, &tokens[..=row])));
                     }
                     state.base = hash((state.base, tokens));
+                    state.base_tokens += tokens.len();
                 }
             }
             Phase::Rows => {
                 if state.ring.len() == RING_TOKENS {
                     state.base = hash((state.base, std::mem::take(&mut state.ring)));
+                    state.base_tokens += RING_TOKENS;
                 }
                 for row in 0..span.rows {
                     state.ring.push(batch.tokens[span.first_row + row]);
@@ -145,7 +143,6 @@ impl Puppet {
                 }
             }
         }
-        state.position += span.rows;
         self.slots[span.slot] = state;
         Ok(outputs)
     }
