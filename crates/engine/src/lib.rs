@@ -14,6 +14,11 @@
 //! | `qwill_engine_step_rows` | `kind` | histogram: rows of a step |
 //! | `qwill_engine_failed_steps_total` | `kind` | steps that ended in a device error |
 //! | `qwill_engine_queue_seconds` | | histogram: from submission to admission |
+//! | `qwill_speculation_rounds_total` | `source` | rounds of a sequence with drafts; sources are those of [`speculation::Source`] |
+//! | `qwill_speculation_drafted_tokens_total` | `source` | drafts verified |
+//! | `qwill_speculation_accepted_tokens_total` | `source`, `position` | drafts accepted, by place in the chain from 0 |
+//! | `qwill_speculation_depth` | | histogram: drafts of a sequence in a round |
+//! | `qwill_speculation_round_tokens` | | histogram: tokens that a round brought a sequence |
 
 mod admission;
 mod batch;
@@ -29,6 +34,7 @@ mod schedule;
 mod self_test;
 mod sequence;
 mod slots;
+pub mod speculation;
 mod step;
 #[cfg(test)]
 mod tests;

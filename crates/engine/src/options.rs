@@ -6,9 +6,10 @@ use crate::EngineError;
 use crate::admission::Limits;
 use crate::chunks::ChunkRule;
 use crate::schedule::StepLimits;
+use crate::speculation::{MAX_DRAFTS, SpeculationOptions};
 
 /// What an engine must know beside its model. The sizes are those of the memory plan that the model was made by.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct EngineOptions {
     /// Names the model answers to; the first is its own.
     pub model_names: Vec<String>,
@@ -36,10 +37,13 @@ pub struct EngineOptions {
     pub chunk_boundary_token: Option<u32>,
     /// In raw text a GDN chunk begins every so many tokens. Part of the numerics.
     pub chunk_interval_tokens: usize,
+    /// Drafts.
+    pub speculation: SpeculationOptions,
 }
 
 impl EngineOptions {
-    /// The sizes of a memory plan; 128 requests may wait, an interval has 1024 tokens. Names, numerics, vocabulary
+    /// The sizes of a memory plan; 128 requests may wait, an interval has 1024 tokens, speculation
+    /// is automatic. Names, numerics, vocabulary
     /// and tokens are still to be set.
     pub fn sized_by(plan: &MemoryPlan) -> Self {
         Self {
@@ -56,6 +60,7 @@ impl EngineOptions {
             queue_capacity: 128,
             chunk_boundary_token: None,
             chunk_interval_tokens: 1024,
+            speculation: SpeculationOptions::default(),
         }
     }
 
@@ -79,6 +84,9 @@ impl EngineOptions {
             )
         } else if self.max_logit_rows < CHUNK_TOKENS {
             format!("the model holds logits of {} rows, a chunk needs {CHUNK_TOKENS}", self.max_logit_rows)
+        } else if !(1..=MAX_DRAFTS).contains(&self.speculation.max_draft_len) {
+            let asked = self.speculation.max_draft_len;
+            format!("{asked} drafts in a round: a sequence can have 1 to {MAX_DRAFTS}")
         } else {
             return Ok(());
         };

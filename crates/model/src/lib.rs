@@ -7,7 +7,6 @@
 mod cost;
 mod error;
 mod forward;
-mod host;
 mod load;
 mod mtp;
 mod names;
@@ -31,7 +30,6 @@ pub struct Model<D: Device> {
     geometry: Geometry,
     weights: weights::Weights<D>,
     cache: D::Cache,
-    host: Option<host::Host<D>>,
     work: workspace::Workspace<D>,
 }
 

@@ -6,18 +6,13 @@ use crate::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, quantize_vector};
 use crate::{CacheSpec, Device, GdnState, Geometry, KvPage, KvType, RING_TOKENS, StateType};
 
 /// What a cache should hold: `[layer][slot]` and `[layer][page]`.
-pub(super) struct Expected {
-    pub(super) states: Vec<Vec<GdnState>>,
-    pub(super) pages: Vec<Vec<KvPage>>,
+struct Expected {
+    states: Vec<Vec<GdnState>>,
+    pages: Vec<Vec<KvPage>>,
 }
 
 impl Expected {
-    pub(super) fn check<D: Device>(
-        &self,
-        device: &mut D,
-        cache: &D::Cache,
-        after: &str,
-    ) -> Result<(), Failure> {
+    fn check<D: Device>(&self, device: &mut D, cache: &D::Cache, after: &str) -> Result<(), Failure> {
         let same = |a: &[f32], b: &[f32]| {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
         };
@@ -50,7 +45,7 @@ impl Expected {
     }
 }
 
-pub(super) fn random_state(random: &mut Random, spec: &CacheSpec) -> GdnState {
+fn random_state(random: &mut Random, spec: &CacheSpec) -> GdnState {
     GdnState {
         base: random.normals(spec.gdn.state_elements(), 1.0),
         ring: random.normals(RING_TOKENS * spec.gdn.ring_entry(), 1.0),
@@ -66,7 +61,7 @@ fn through_codes(values: &[f32]) -> Vec<f32> {
 }
 
 /// A page whose values the KV type can hold, and the one to write for it.
-pub(super) fn random_page(random: &mut Random, spec: &CacheSpec) -> (KvPage, KvPage) {
+fn random_page(random: &mut Random, spec: &CacheSpec) -> (KvPage, KvPage) {
     let elements = PAGE_TOKENS * spec.attention.kv_columns();
     let written = KvPage { keys: random.normals(elements, 1.0), values: random.normals(elements, 1.0) };
     let stored = |values: &[f32]| match spec.kv_type {
@@ -77,7 +72,7 @@ pub(super) fn random_page(random: &mut Random, spec: &CacheSpec) -> (KvPage, KvP
     (KvPage { keys: stored(&written.keys), values: stored(&written.values) }, written)
 }
 
-pub(super) fn fill<D: Device>(
+fn fill<D: Device>(
     device: &mut D,
     cache: &mut D::Cache,
     random: &mut Random,
@@ -152,7 +147,7 @@ pub(super) fn caches<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Resul
     Ok(())
 }
 
-pub(super) fn small_spec(geometry: &Geometry, kv_type: KvType, state_type: StateType) -> CacheSpec {
+fn small_spec(geometry: &Geometry, kv_type: KvType, state_type: StateType) -> CacheSpec {
     CacheSpec {
         kv_layers: 2,
         attention: geometry.attention,

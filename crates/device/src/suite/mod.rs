@@ -10,7 +10,6 @@ mod attention;
 mod batches;
 mod caches;
 mod gdn;
-mod host_store;
 mod linear;
 mod outputs;
 mod random;
@@ -225,7 +224,7 @@ impl<D: Device, R: Device> Bench<'_, D, R> {
 type CaseFunction<D, R> = fn(&mut Bench<'_, D, R>) -> Result<(), Failure>;
 
 /// Names of all cases, in the order they run; the functions are in [`functions`].
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 21] = [
     "embed",
     "rms_norm",
     "norm_linears",
@@ -244,7 +243,6 @@ const NAMES: [&str; 22] = [
     "score",
     "gather",
     "caches",
-    "host_store",
     "prefill_slices",
     "round_splits",
     "rejected_rows",
@@ -270,7 +268,6 @@ fn functions<D: Device, R: Device>() -> [CaseFunction<D, R>; NAMES.len()] {
         sample::score,
         rows::gather,
         caches::caches,
-        host_store::host_store,
         splits::prefill_slices,
         splits::round_splits,
         splits::rejected_rows,

@@ -7,6 +7,7 @@ use qwill_contract::{EngineState, FinishReason, Request, SamplingParams, SubmitE
 use super::client::{Client, assert_idle, request};
 use super::harness::{options, puppet};
 use super::puppet::{Fault, Puppet};
+use crate::speculation::SpeculationOptions;
 use crate::{EngineError, EngineOptions, EngineThread, start};
 
 fn start_puppet(options: EngineOptions) -> (qwill_contract::EngineHandle, EngineThread) {
@@ -127,6 +128,10 @@ fn options_that_cannot_work_are_refused() {
         EngineOptions { prefill_slice_tokens: 63, ..good.clone() },
         EngineOptions { prefill_slice_tokens: 129, ..good.clone() },
         EngineOptions { max_logit_rows: 63, ..good.clone() },
+        EngineOptions {
+            speculation: SpeculationOptions { max_draft_len: 16, ..Default::default() },
+            ..good.clone()
+        },
     ] {
         let result = start(wrong.clone(), move || Ok::<_, EngineError>(puppet(&wrong)));
         assert!(matches!(result, Err(EngineError::Options(_))));

@@ -10,6 +10,7 @@ use qwill_cpu::fast::CpuOptions;
 use qwill_cpu::{CpuDevice, ReferenceDevice};
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::{Activations, Device, DeviceError, KvType, StateType};
+use qwill_engine::speculation::SpeculationOptions;
 use qwill_engine::{EngineError, EngineOptions, EngineThread, start};
 use qwill_model::{Model, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
@@ -85,6 +86,7 @@ impl Setup {
             queue_capacity: 4096,
             chunk_boundary_token: Some(8167),
             chunk_interval_tokens: 1024,
+            speculation: SpeculationOptions::default(),
         }
     }
 
@@ -100,7 +102,6 @@ impl Setup {
             state_type: self.state_type,
             pages: options.pages,
             slots: options.max_sequences,
-            host_granules: 0,
             max_rows: options.max_rows,
             max_logit_rows: options.max_logit_rows,
         };
