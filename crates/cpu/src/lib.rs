@@ -2,10 +2,12 @@
 //! and [`CpuDevice`], packed weights, SIMD and threads.
 
 pub mod fast;
+mod host;
 pub mod reference;
 mod state;
 mod storage;
 
 pub use fast::CpuDevice;
+pub use host::HostStore;
 pub use reference::ReferenceDevice;
 pub use storage::{Buffer, Cache};

@@ -6,6 +6,8 @@ use qwill_device::batch::CONV_RING;
 use qwill_device::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16_saturated};
 use qwill_device::{CacheSpec, DeviceError, GdnShape, GdnState, RING_TOKENS, StateType};
 
+use crate::host::{Reader, Writer};
+
 /// A number format of 16 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Half {
@@ -82,6 +84,22 @@ impl Elements {
         match self {
             Self::F32(data) => data.copy_within(from, to),
             Self::Half(_, data) => data.copy_within(from, to),
+        }
+    }
+
+    /// Writes elements as they are.
+    fn write_out(&self, range: Range<usize>, to: &mut Writer<'_>) {
+        match self {
+            Self::F32(data) => to.numbers(&data[range]),
+            Self::Half(_, data) => to.numbers(&data[range]),
+        }
+    }
+
+    /// The reverse of [`Elements::write_out`].
+    fn read_in(&mut self, range: Range<usize>, from: &mut Reader<'_>) {
+        match self {
+            Self::F32(data) => from.numbers(&mut data[range]),
+            Self::Half(_, data) => from.numbers(&mut data[range]),
         }
     }
 }
@@ -211,6 +229,33 @@ impl StateLayer {
         self.conv.copy_within(conv, self.conv_range(to).start);
         let (log_decays, to) = (self.log_decay_range(from), self.log_decay_range(to).start);
         self.log_decays.copy_within(log_decays, to);
+    }
+
+    /// Writes a slot's base state and these rows of its raw convolution inputs as they are.
+    pub(crate) fn write_out(&self, slot: usize, conv_rows: impl Iterator<Item = usize>, to: &mut Writer<'_>) {
+        self.base.write_out(self.base_range(slot), to);
+        for row in conv_rows {
+            self.conv.write_out(self.conv_row_range(slot, row), to);
+        }
+    }
+
+    /// The reverse of [`StateLayer::write_out`].
+    pub(crate) fn read_in(
+        &mut self,
+        slot: usize,
+        conv_rows: impl Iterator<Item = usize>,
+        from: &mut Reader<'_>,
+    ) {
+        let base = self.base_range(slot);
+        self.base.read_in(base, from);
+        for row in conv_rows {
+            let range = self.conv_row_range(slot, row);
+            self.conv.read_in(range, from);
+        }
+    }
+
+    fn conv_row_range(&self, slot: usize, row: usize) -> Range<usize> {
+        range(slot * CONV_RING + row, self.shape.conv_channels())
     }
 }
 

@@ -1,9 +1,12 @@
 //! Activations, KV pages and the caches as a whole in host memory, shared by both CPU devices.
 
+use std::ops::Range;
+
 use qwill_device::batch::PAGE_TOKENS;
 use qwill_device::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, quantize_vector};
 use qwill_device::{CacheSpec, DeviceError, GdnState, KvPage, KvType};
 
+use crate::host::{HostStore, Reader, Writer};
 use crate::state::StateLayer;
 
 /// Activations `[capacity_rows, cols]`, row-major f32.
@@ -125,6 +128,32 @@ impl KvElements {
     }
 }
 
+impl KvElements {
+    /// Writes whole vectors as they are.
+    fn write_out(&self, range: Range<usize>, to: &mut Writer<'_>) {
+        match self {
+            Self::F32(data) => to.numbers(&data[range]),
+            Self::Bf16(data) => to.numbers(&data[range]),
+            Self::Int8(data) => {
+                to.numbers(&data.codes[range.clone()]);
+                to.numbers(&data.scales[range.start / data.head_dim..range.end / data.head_dim]);
+            }
+        }
+    }
+
+    /// The reverse of [`KvElements::write_out`].
+    fn read_in(&mut self, range: Range<usize>, from: &mut Reader<'_>) {
+        match self {
+            Self::F32(data) => from.numbers(&mut data[range]),
+            Self::Bf16(data) => from.numbers(&mut data[range]),
+            Self::Int8(data) => {
+                from.numbers(&mut data.codes[range.clone()]);
+                from.numbers(&mut data.scales[range.start / data.head_dim..range.end / data.head_dim]);
+            }
+        }
+    }
+}
+
 /// KV of one layer.
 #[derive(Debug, Clone)]
 pub(crate) struct KvLayer {
@@ -225,6 +254,84 @@ impl Cache {
             self.kv[kv_layer].values.store(to, &content.values[at..at + shape.head_dim]);
         }
         Ok(())
+    }
+
+    pub(crate) fn store_page(
+        &self,
+        page: usize,
+        store: &mut HostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError> {
+        self.check_page("store_page", 0, page)?;
+        store.check("store_page", &self.spec, &[granule])?;
+        let (len, granules) = (self.page_elements(), [granule]);
+        let mut writer = store.writer(&granules);
+        for elements in self.kv.iter().flat_map(|layer| [&layer.keys, &layer.values]) {
+            elements.write_out(page * len..(page + 1) * len, &mut writer);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn load_page(
+        &mut self,
+        page: usize,
+        store: &HostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError> {
+        self.check_page("load_page", 0, page)?;
+        store.check("load_page", &self.spec, &[granule])?;
+        let (len, granules) = (self.page_elements(), [granule]);
+        let mut reader = store.reader(&granules);
+        for elements in self.kv.iter_mut().flat_map(|layer| [&mut layer.keys, &mut layer.values]) {
+            elements.read_in(page * len..(page + 1) * len, &mut reader);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn store_state(
+        &self,
+        slot: usize,
+        position: usize,
+        store: &mut HostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError> {
+        self.check_stored_state("store_state", slot, store, granules)?;
+        let mut writer = store.writer(granules);
+        for layer in &self.states {
+            layer.write_out(slot, self.spec.stored_rows(position), &mut writer);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn load_state(
+        &mut self,
+        slot: usize,
+        position: usize,
+        store: &HostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError> {
+        self.check_stored_state("load_state", slot, store, granules)?;
+        let mut reader = store.reader(granules);
+        for layer in &mut self.states {
+            layer.read_in(slot, self.spec.stored_rows(position), &mut reader);
+        }
+        Ok(())
+    }
+
+    fn check_stored_state(
+        &self,
+        op: &'static str,
+        slot: usize,
+        store: &HostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError> {
+        self.check_slot(op, slot)?;
+        store.check(op, &self.spec, granules)?;
+        let needed = self.spec.state_granules();
+        if granules.len() == needed {
+            return Ok(());
+        }
+        Err(DeviceError::shape(op, format!("{} granules, a state takes {needed}", granules.len())))
     }
 
     fn no_layer(&self, op: &'static str, layer: usize) -> DeviceError {

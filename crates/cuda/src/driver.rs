@@ -1,5 +1,5 @@
-//! The driver: one context, one stream, plain allocations. Everything is enqueued on that stream; only reading back
-//! waits for it. No second stream.
+//! The driver: one context, one stream, plain allocations. Every op is enqueued on that stream; only reading back
+//! waits for it. Copies of pages and states to and from the host have streams of their own, see `copies`.
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
 use std::collections::BTreeMap;

@@ -8,6 +8,7 @@
 //! sum has one order that depends on the shapes alone.
 
 mod ceilings;
+mod copies;
 mod cubin_cache;
 mod device;
 mod driver;
@@ -28,8 +29,9 @@ mod usage;
 pub use ceilings::{Ceilings, ReadRate};
 pub use cubin_cache::{CacheContent, CubinCache};
 pub use device::{
-    Activity, CudaBuffer, CudaCache, CudaDevice, CudaGauge, CudaMatrix, CudaMemory, CudaOptions, CudaVector,
-    TYPICAL_DRIVER_BYTES, buffer_bytes, matrix_bytes, scratch_bytes,
+    Activity, CudaBuffer, CudaCache, CudaDevice, CudaGauge, CudaHostStore, CudaMatrix, CudaMemory,
+    CudaOptions, CudaVector, TYPICAL_DRIVER_BYTES, buffer_bytes, host_staging_bytes, matrix_bytes,
+    scratch_bytes,
 };
 pub use driver::OpTiming;
 pub use error::KernelError;

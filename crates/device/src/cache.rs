@@ -90,6 +90,9 @@ impl StateType {
     }
 }
 
+/// Granules are multiples of it: the smallest page that operating systems lock in memory, and a disk's block.
+const GRANULE_ALIGN_BYTES: u64 = 4096;
+
 /// Sizes of a device's caches; nothing grows after they are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CacheSpec {
@@ -125,6 +128,30 @@ impl CacheSpec {
         let typed = (gdn.state_elements() + ring + conv) * self.state_type.bytes();
         let log_decays = crate::RING_TOKENS * gdn.value_heads * size_of::<f32>();
         (self.gdn_layers * (typed + log_decays)) as u64
+    }
+    /// Bytes of one granule of a host store: room for one page, in whole pages of memory.
+    pub fn granule_bytes(&self) -> u64 {
+        self.page_bytes().max(1).next_multiple_of(GRANULE_ALIGN_BYTES)
+    }
+    /// Bytes of a stored state over all GDN layers: base state, and the raw convolution inputs that the next row
+    /// reads.
+    pub fn state_bytes(&self) -> u64 {
+        let inputs = self.stored_inputs() * self.gdn.conv_channels();
+        (self.gdn_layers * (self.gdn.state_elements() + inputs) * self.state_type.bytes()) as u64
+    }
+    /// Granules that a stored state takes.
+    pub fn state_granules(&self) -> usize {
+        self.state_bytes().div_ceil(self.granule_bytes()) as usize
+    }
+    /// Raw convolution inputs of a layer that a stored state keeps.
+    pub fn stored_inputs(&self) -> usize {
+        self.gdn.conv_width.saturating_sub(1)
+    }
+    /// Rows of the convolution ring that a state stored at a position keeps, oldest first.
+    pub fn stored_rows(&self, position: usize) -> impl Iterator<Item = usize> + use<> {
+        use crate::batch::CONV_RING;
+        let inputs = self.stored_inputs();
+        (0..inputs).map(move |index| (position + CONV_RING - inputs + index) % CONV_RING)
     }
     /// Bytes of all pages and slots.
     pub fn bytes(&self) -> u64 {
@@ -196,6 +223,31 @@ mod tests {
     fn a_slot_of_the_largest_model_has_the_bytes_that_64_of_them_allow() {
         assert_eq!(spec_27b(StateType::F16).slot_bytes(), 75_497_472 + 25_460_736 + 19_660_800);
         assert_eq!(spec_27b(StateType::F32).slot_bytes(), 150_994_944 + 50_626_560 + 39_321_600);
+    }
+
+    /// Beside base states of 75.5 MB, three inputs of 10,240 channels a layer.
+    #[test]
+    fn a_stored_state_of_the_largest_model_takes_eighteen_pages() {
+        let spec = spec_27b(StateType::F16);
+        assert_eq!(spec.page_bytes(), 17 * 2 * 64 * 4 * 256 * 2);
+        assert_eq!(spec.granule_bytes(), spec.page_bytes());
+        assert_eq!(spec.state_bytes(), 75_497_472 + 48 * 3 * 10_240 * 2);
+        assert_eq!(spec.state_granules(), 18);
+    }
+
+    #[test]
+    fn granules_are_whole_pages_of_memory() {
+        let spec = CacheSpec { kv_type: KvType::Int8, kv_layers: 1, ..spec_27b(StateType::F16) };
+        assert_eq!((spec.page_bytes(), spec.granule_bytes()), (132_096, 135_168));
+        assert_eq!(CacheSpec { kv_layers: 0, ..spec }.granule_bytes(), 4096);
+    }
+
+    #[test]
+    fn the_rows_of_a_stored_state_end_before_its_position() {
+        let rows = |position| spec_27b(StateType::F16).stored_rows(position).collect::<Vec<_>>();
+        assert_eq!(rows(7), [4, 5, 6]);
+        assert_eq!(rows(20), [17, 18, 19]);
+        assert_eq!(rows(41), [18, 19, 0]);
     }
 
     #[test]

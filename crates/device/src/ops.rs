@@ -55,6 +55,8 @@ pub trait Device: Send + 'static {
     type Vector: Send;
     /// KV pages and recurrent states.
     type Cache: Send;
+    /// Pages and states in host memory.
+    type HostStore: Send;
 
     /// Name, memory, numerics.
     fn facts(&self) -> DeviceFacts;
@@ -354,6 +356,69 @@ pub trait Device: Send + 'static {
         kv_layer: usize,
         page: usize,
         content: &KvPage,
+    ) -> Result<(), DeviceError>;
+
+    // ---- pages and states in host memory ----
+    //
+    // A host store is a number of granules of [`CacheSpec::granule_bytes`]. A stored page takes one, a stored state
+    // [`CacheSpec::state_granules`], in any order and anywhere. Bytes are stored as they are, in an order that is the
+    // device's own: what was stored and is loaded again has the same bits. Copies may still be under way when an op
+    // returns; all ops behave as if they were not, and none of the first four waits for them.
+
+    /// Takes host memory for so many granules, before serving starts; contents are unspecified. Pages and states of any
+    /// cache of this spec, whatever its numbers of pages and slots, may then be stored in it.
+    fn host_store(&mut self, spec: &CacheSpec, granules: usize) -> Result<Self::HostStore, DeviceError>;
+    /// Bytes of the device's own memory that [`Device::host_store`] takes beside, exactly.
+    fn host_staging_bytes(&self, spec: &CacheSpec) -> u64;
+    /// Stores a page over all KV layers, as it is now.
+    fn store_page(
+        &mut self,
+        cache: &Self::Cache,
+        page: usize,
+        store: &mut Self::HostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError>;
+    /// The reverse of [`Device::store_page`], into any page.
+    fn load_page(
+        &mut self,
+        cache: &mut Self::Cache,
+        page: usize,
+        store: &Self::HostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError>;
+    /// Stores a slot's state over all GDN layers as a prefill that ended before `position` left it: the base states, and
+    /// the raw convolution inputs at [`CacheSpec::stored_rows`]. The ring is taken to be empty. `granules` are as many
+    /// as [`CacheSpec::state_granules`], each once.
+    fn store_state(
+        &mut self,
+        cache: &Self::Cache,
+        slot: usize,
+        position: usize,
+        store: &mut Self::HostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError>;
+    /// The reverse of [`Device::store_state`], into any slot, at the same position. The ring is empty afterwards; other
+    /// rows of the convolution ring mean nothing.
+    fn load_state(
+        &mut self,
+        cache: &mut Self::Cache,
+        slot: usize,
+        position: usize,
+        store: &Self::HostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError>;
+    /// Whether all copies between caches and the store that were begun so far are done. Does not wait.
+    fn stored(&mut self, store: &Self::HostStore) -> Result<bool, DeviceError>;
+    /// The bytes of a granule. Waits for copies to it, so that it is best asked when [`Device::stored`].
+    fn read_granule<'a>(&mut self, store: &'a Self::HostStore, granule: u32)
+    -> Result<&'a [u8], DeviceError>;
+    /// Sets the bytes of a granule, all of them, to what [`Device::read_granule`] gave on a device of this kind. Waits for
+    /// copies to and from it.
+    fn write_granule(
+        &mut self,
+        store: &mut Self::HostStore,
+        granule: u32,
+        bytes: &[u8],
     ) -> Result<(), DeviceError>;
 
     // ---- activations, for tests and tools ----

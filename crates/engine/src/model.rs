@@ -24,6 +24,27 @@ pub trait StepModel: 'static {
     fn copy_slot(&mut self, from: usize, to: usize) -> Result<(), Self::Error>;
     /// Copies a KV page.
     fn copy_page(&mut self, from: usize, to: usize) -> Result<(), Self::Error>;
+
+    /// Granules of the host store. 0: there is none, and the methods below fail.
+    fn host_granules(&self) -> usize;
+    /// Granules that a stored state takes; a stored page takes one.
+    fn state_granules(&self) -> usize;
+    /// Stores a page as it is now; it may be overwritten at once. Like the three below it does not wait for the copy,
+    /// and whatever follows finds the copy done.
+    fn store_page(&mut self, page: usize, granule: u32) -> Result<(), Self::Error>;
+    /// Loads a page.
+    fn load_page(&mut self, page: usize, granule: u32) -> Result<(), Self::Error>;
+    /// Stores the state that prefill left in a slot, at a chunk that ended before `position`; the slot may be used on at
+    /// once.
+    fn store_state(&mut self, slot: usize, position: usize, granules: &[u32]) -> Result<(), Self::Error>;
+    /// Makes a slot what it was when a state was stored, at that position; its ring is empty.
+    fn load_state(&mut self, slot: usize, position: usize, granules: &[u32]) -> Result<(), Self::Error>;
+    /// Whether all copies to and from the host store are done.
+    fn stored(&mut self) -> Result<bool, Self::Error>;
+    /// The bytes of a granule; waits for copies to it.
+    fn read_granule(&mut self, granule: u32) -> Result<&[u8], Self::Error>;
+    /// Sets the bytes of a granule; waits for copies to and from it.
+    fn write_granule(&mut self, granule: u32, bytes: &[u8]) -> Result<(), Self::Error>;
 }
 
 impl<D: Device> StepModel for Model<D> {
@@ -46,5 +67,32 @@ impl<D: Device> StepModel for Model<D> {
     }
     fn copy_page(&mut self, from: usize, to: usize) -> Result<(), ModelError> {
         Model::copy_page(self, from, to)
+    }
+    fn host_granules(&self) -> usize {
+        Model::host_granules(self)
+    }
+    fn state_granules(&self) -> usize {
+        Model::state_granules(self)
+    }
+    fn store_page(&mut self, page: usize, granule: u32) -> Result<(), ModelError> {
+        Model::store_page(self, page, granule)
+    }
+    fn load_page(&mut self, page: usize, granule: u32) -> Result<(), ModelError> {
+        Model::load_page(self, page, granule)
+    }
+    fn store_state(&mut self, slot: usize, position: usize, granules: &[u32]) -> Result<(), ModelError> {
+        Model::store_state(self, slot, position, granules)
+    }
+    fn load_state(&mut self, slot: usize, position: usize, granules: &[u32]) -> Result<(), ModelError> {
+        Model::load_state(self, slot, position, granules)
+    }
+    fn stored(&mut self) -> Result<bool, ModelError> {
+        Model::stored(self)
+    }
+    fn read_granule(&mut self, granule: u32) -> Result<&[u8], ModelError> {
+        Model::read_granule(self, granule)
+    }
+    fn write_granule(&mut self, granule: u32, bytes: &[u8]) -> Result<(), ModelError> {
+        Model::write_granule(self, granule, bytes)
     }
 }

@@ -72,6 +72,7 @@ type Buffer = <CpuDevice as Device>::Buffer;
 type Matrix = <CpuDevice as Device>::Matrix;
 type Vector = <CpuDevice as Device>::Vector;
 type Cache = <CpuDevice as Device>::Cache;
+type HostStore = <CpuDevice as Device>::HostStore;
 
 macro_rules! behind_the_fuse {
     ($(fn $op:ident($($name:ident: $kind:ty),*) -> $result:ty;)*) => {
@@ -87,6 +88,7 @@ impl Device for Faulty {
     type Matrix = Matrix;
     type Vector = Vector;
     type Cache = Cache;
+    type HostStore = HostStore;
 
     fn facts(&self) -> DeviceFacts {
         self.device.facts()
@@ -99,6 +101,13 @@ impl Device for Faulty {
     }
     fn scratch_bytes(&self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
         self.device.scratch_bytes(geometry, max_rows, max_logit_rows)
+    }
+    fn host_staging_bytes(&self, spec: &CacheSpec) -> u64 {
+        self.device.host_staging_bytes(spec)
+    }
+    fn read_granule<'a>(&mut self, store: &'a HostStore, granule: u32) -> Result<&'a [u8], DeviceError> {
+        self.fuse.burn("read_granule")?;
+        self.device.read_granule(store, granule)
     }
     fn gdn_prepare(
         &mut self,
@@ -164,6 +173,17 @@ impl Device for Faulty {
         fn write_state(cache: &mut Cache, gdn_layer: usize, slot: usize, state: &GdnState) -> ();
         fn read_page(cache: &Cache, kv_layer: usize, page: usize) -> KvPage;
         fn write_page(cache: &mut Cache, kv_layer: usize, page: usize, content: &KvPage) -> ();
+        fn host_store(spec: &CacheSpec, granules: usize) -> HostStore;
+        fn store_page(cache: &Cache, page: usize, store: &mut HostStore, granule: u32) -> ();
+        fn load_page(cache: &mut Cache, page: usize, store: &HostStore, granule: u32) -> ();
+        fn store_state(
+            cache: &Cache, slot: usize, position: usize, store: &mut HostStore, granules: &[u32]
+        ) -> ();
+        fn load_state(
+            cache: &mut Cache, slot: usize, position: usize, store: &HostStore, granules: &[u32]
+        ) -> ();
+        fn stored(store: &HostStore) -> bool;
+        fn write_granule(store: &mut HostStore, granule: u32, bytes: &[u8]) -> ();
         fn read(buffer: &Buffer, rows: usize) -> Vec<f32>;
         fn write(buffer: &mut Buffer, values: &[f32]) -> ();
         fn gather(rows: &[usize], from: &Buffer, to: &mut Buffer) -> ();

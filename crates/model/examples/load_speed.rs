@@ -65,6 +65,7 @@ fn load<D: Device>(device: D, checkpoint: &Checkpoint, quantize: Quantize) -> Re
         state_type: StateType::F32,
         pages: 16,
         slots: 1,
+        host_granules: 0,
         max_rows: 64,
         max_logit_rows: 8,
     };

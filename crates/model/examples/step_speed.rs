@@ -32,6 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         state_type: StateType::F32,
         pages: tokens.div_ceil(PAGE_TOKENS),
         slots: 1,
+        host_granules: 0,
         max_rows: prompt,
         max_logit_rows: 1,
     };

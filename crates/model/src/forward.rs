@@ -36,7 +36,7 @@ impl<D: Device> Model<D> {
 
     /// One decoder layer of [`Model::forward`].
     pub fn layer(&mut self, batch: &Batch, layer: usize) -> Result<(), ModelError> {
-        let Self { device, geometry, weights, cache, work } = self;
+        let Self { device, geometry, weights, cache, work, .. } = self;
         let weights = &weights.layers[layer];
         let mut step = LayerStep { device, geometry, cache, work, batch };
         match &weights.mixer {

@@ -7,6 +7,7 @@
 mod cost;
 mod error;
 mod forward;
+mod host;
 mod load;
 mod mtp;
 mod names;
@@ -30,6 +31,7 @@ pub struct Model<D: Device> {
     geometry: Geometry,
     weights: weights::Weights<D>,
     cache: D::Cache,
+    host: Option<host::Host<D>>,
     work: workspace::Workspace<D>,
 }
 

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use qwill_device::{CacheSpec, Device, GdnWeights, Geometry, KvType, LayerKind, StateType};
 use qwill_weights::{Block, Checkpoint, MatrixSpec, Quantize, StreamOptions, stream};
 
+use crate::host::Host;
 use crate::names::{
     ATTENTION_INPUTS, ATTENTION_OUTPUT, EMBEDDING, GDN_INPUTS, GDN_OUTPUT, HEAD, MLP_INPUTS, MLP_OUTPUT,
     MTP_FC, in_layer, in_mtp_layer, matrices, matrix_spec,
@@ -29,6 +30,8 @@ pub struct ModelOptions {
     pub pages: usize,
     /// State slots.
     pub slots: usize,
+    /// Granules of the host store: [`CacheSpec::granule_bytes`] each. 0: none.
+    pub host_granules: usize,
     /// Rows of a step at most.
     pub max_rows: usize,
     /// Rows whose logits a step may ask for at most.
@@ -78,9 +81,11 @@ impl<D: Device> Model<D> {
         let weights = loader.weights()?;
         let mut device = loader.device;
         device.reserve(&geometry, options.max_rows, options.max_logit_rows)?;
-        let cache = device.cache(&cache_spec(&geometry, options))?;
+        let spec = cache_spec(&geometry, options);
+        let cache = device.cache(&spec)?;
+        let host = Host::new(&mut device, &spec, options.host_granules)?;
         let work = Workspace::new(&mut device, &geometry, options.max_rows, options.max_logit_rows)?;
-        let mut model = Self { device, geometry, weights, cache, work };
+        let mut model = Self { device, geometry, weights, cache, host, work };
         model.record_rounds(options.slots)?;
         Ok(model)
     }

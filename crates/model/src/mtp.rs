@@ -30,7 +30,7 @@ impl<D: Device> Model<D> {
         self.check(batch)?;
         self.check_logit_rows(batch, logit_rows)?;
         let kv_layer = self.geometry.attention_layers();
-        let Self { device, geometry, weights, cache, work } = self;
+        let Self { device, geometry, weights, cache, work, .. } = self;
         let mtp = weights.mtp.as_ref().ok_or(ModelError::NoMtp)?;
         let (sources, from) = match hidden {
             MtpHidden::Trunk(rows) => (rows, &work.hidden),

@@ -183,6 +183,7 @@ fn check(quantize: Quantize, kv_type: KvType, state_type: StateType, activations
         state_type,
         pages: plan.pages,
         slots: plan.slots,
+        host_granules: 0,
         max_rows: plan.max_rows,
         max_logit_rows: plan.max_logit_rows,
     };

@@ -109,6 +109,33 @@ impl<D: Device> StepModel for Faulty<D> {
     fn copy_page(&mut self, from: usize, to: usize) -> Result<(), ModelError> {
         self.model.copy_page(from, to)
     }
+    fn host_granules(&self) -> usize {
+        self.model.host_granules()
+    }
+    fn state_granules(&self) -> usize {
+        self.model.state_granules()
+    }
+    fn store_page(&mut self, page: usize, granule: u32) -> Result<(), ModelError> {
+        self.model.store_page(page, granule)
+    }
+    fn load_page(&mut self, page: usize, granule: u32) -> Result<(), ModelError> {
+        self.model.load_page(page, granule)
+    }
+    fn store_state(&mut self, slot: usize, position: usize, granules: &[u32]) -> Result<(), ModelError> {
+        self.model.store_state(slot, position, granules)
+    }
+    fn load_state(&mut self, slot: usize, position: usize, granules: &[u32]) -> Result<(), ModelError> {
+        self.model.load_state(slot, position, granules)
+    }
+    fn stored(&mut self) -> Result<bool, ModelError> {
+        self.model.stored()
+    }
+    fn read_granule(&mut self, granule: u32) -> Result<&[u8], ModelError> {
+        self.model.read_granule(granule)
+    }
+    fn write_granule(&mut self, granule: u32, bytes: &[u8]) -> Result<(), ModelError> {
+        self.model.write_granule(granule, bytes)
+    }
 }
 
 #[cfg(test)]

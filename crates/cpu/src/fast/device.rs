@@ -13,7 +13,7 @@ use super::linear::{Input, Store, multiply};
 use super::pack::packed_bytes;
 use super::scratch::Sizes;
 use super::{CpuDevice, Matrix, Vector, attention, gdn_prepare, gdn_scan, rows_per_piece, sample, simd};
-use crate::{Buffer, Cache};
+use crate::{Buffer, Cache, HostStore};
 
 impl CpuDevice {
     /// Calls `each(row, block of that one row)` on all threads; `work` is a row's cost in elements.
@@ -64,6 +64,7 @@ impl Device for CpuDevice {
     type Matrix = Matrix;
     type Vector = Vector;
     type Cache = Cache;
+    type HostStore = HostStore;
 
     fn facts(&self) -> DeviceFacts {
         let threads = self.pool.threads();
@@ -475,6 +476,73 @@ impl Device for CpuDevice {
         content: &KvPage,
     ) -> Result<(), DeviceError> {
         cache.write_page(kv_layer, page, content)
+    }
+
+    fn host_store(&mut self, spec: &CacheSpec, granules: usize) -> Result<HostStore, DeviceError> {
+        Ok(HostStore::new(spec, granules))
+    }
+
+    fn host_staging_bytes(&self, _spec: &CacheSpec) -> u64 {
+        0
+    }
+
+    fn store_page(
+        &mut self,
+        cache: &Cache,
+        page: usize,
+        store: &mut HostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError> {
+        cache.store_page(page, store, granule)
+    }
+
+    fn load_page(
+        &mut self,
+        cache: &mut Cache,
+        page: usize,
+        store: &HostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError> {
+        cache.load_page(page, store, granule)
+    }
+
+    fn store_state(
+        &mut self,
+        cache: &Cache,
+        slot: usize,
+        position: usize,
+        store: &mut HostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError> {
+        cache.store_state(slot, position, store, granules)
+    }
+
+    fn load_state(
+        &mut self,
+        cache: &mut Cache,
+        slot: usize,
+        position: usize,
+        store: &HostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError> {
+        cache.load_state(slot, position, store, granules)
+    }
+
+    fn stored(&mut self, _store: &HostStore) -> Result<bool, DeviceError> {
+        Ok(true)
+    }
+
+    fn read_granule<'a>(&mut self, store: &'a HostStore, granule: u32) -> Result<&'a [u8], DeviceError> {
+        store.read_granule(granule)
+    }
+
+    fn write_granule(
+        &mut self,
+        store: &mut HostStore,
+        granule: u32,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        store.write_granule(granule, bytes)
     }
 
     fn read(&mut self, buffer: &Buffer, rows: usize) -> Result<Vec<f32>, DeviceError> {

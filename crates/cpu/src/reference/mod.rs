@@ -18,7 +18,7 @@ use qwill_device::{
     GdnWeights, Geometry, KvPage, MatrixData, Precision, SampleRow, Sampled, ScoreRow, WeightFormat,
 };
 
-use crate::{Buffer, Cache};
+use crate::{Buffer, Cache, HostStore};
 use check::Check;
 use linear::row_slices;
 pub use matrix::Matrix;
@@ -50,6 +50,7 @@ impl Device for ReferenceDevice {
     type Matrix = Matrix;
     type Vector = Vec<f32>;
     type Cache = Cache;
+    type HostStore = HostStore;
 
     fn facts(&self) -> DeviceFacts {
         DeviceFacts {
@@ -399,6 +400,73 @@ impl Device for ReferenceDevice {
         content: &KvPage,
     ) -> Result<(), DeviceError> {
         cache.write_page(kv_layer, page, content)
+    }
+
+    fn host_store(&mut self, spec: &CacheSpec, granules: usize) -> Result<HostStore, DeviceError> {
+        Ok(HostStore::new(spec, granules))
+    }
+
+    fn host_staging_bytes(&self, _spec: &CacheSpec) -> u64 {
+        0
+    }
+
+    fn store_page(
+        &mut self,
+        cache: &Cache,
+        page: usize,
+        store: &mut HostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError> {
+        cache.store_page(page, store, granule)
+    }
+
+    fn load_page(
+        &mut self,
+        cache: &mut Cache,
+        page: usize,
+        store: &HostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError> {
+        cache.load_page(page, store, granule)
+    }
+
+    fn store_state(
+        &mut self,
+        cache: &Cache,
+        slot: usize,
+        position: usize,
+        store: &mut HostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError> {
+        cache.store_state(slot, position, store, granules)
+    }
+
+    fn load_state(
+        &mut self,
+        cache: &mut Cache,
+        slot: usize,
+        position: usize,
+        store: &HostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError> {
+        cache.load_state(slot, position, store, granules)
+    }
+
+    fn stored(&mut self, _store: &HostStore) -> Result<bool, DeviceError> {
+        Ok(true)
+    }
+
+    fn read_granule<'a>(&mut self, store: &'a HostStore, granule: u32) -> Result<&'a [u8], DeviceError> {
+        store.read_granule(granule)
+    }
+
+    fn write_granule(
+        &mut self,
+        store: &mut HostStore,
+        granule: u32,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        store.write_granule(granule, bytes)
     }
 
     fn read(&mut self, buffer: &Buffer, rows: usize) -> Result<Vec<f32>, DeviceError> {

@@ -12,6 +12,7 @@ use super::attention::AttentionKernels;
 use super::gdn::GdnKernels;
 use super::{Check, load};
 use crate::KernelStore;
+use crate::copies::{Lanes, Rows, Side};
 use crate::driver::{Driver, Memory};
 use crate::launch::KvParams;
 use crate::unit::gdn_units;
@@ -22,6 +23,14 @@ pub struct CudaCache {
     spec: CacheSpec,
     attention: Option<Pages>,
     gdn: Option<States>,
+    /// Copies that may use the memory.
+    lanes: Arc<Lanes>,
+}
+
+impl Drop for CudaCache {
+    fn drop(&mut self) {
+        self.lanes.settle();
+    }
 }
 
 #[derive(Debug)]
@@ -53,6 +62,13 @@ struct States {
     /// `[gdn_layers, slots, key_heads]` counters of blocks, zero between launches.
     readers: Memory,
     kernels: GdnKernels,
+}
+
+/// The same bytes of every layer, as rows.
+pub(super) struct Part<'a> {
+    pub(super) rows: Rows<'a>,
+    pub(super) width: u64,
+    pub(super) layers: u64,
 }
 
 /// One KV layer, for the ops.
@@ -214,11 +230,12 @@ impl CudaCache {
     pub(super) fn new(
         driver: &Arc<Driver>,
         store: &KernelStore,
+        lanes: &Arc<Lanes>,
         spec: &CacheSpec,
     ) -> Result<Self, DeviceError> {
         let attention = (spec.kv_layers > 0).then(|| Pages::new(driver, store, spec)).transpose()?;
         let gdn = (spec.gdn_layers > 0).then(|| States::new(driver, store, spec)).transpose()?;
-        Ok(Self { spec: *spec, attention, gdn })
+        Ok(Self { spec: *spec, attention, gdn, lanes: Arc::clone(lanes) })
     }
 
     pub(super) fn spec(&self) -> &CacheSpec {
@@ -254,6 +271,62 @@ impl CudaCache {
             readers: states.readers.address() + readers,
             kernels: &states.kernels,
         })
+    }
+
+    /// A page's arrays over all layers, in the order in which they are stored.
+    pub(super) fn page_parts(&self, check: Check, page: usize) -> Result<Vec<Part<'_>>, DeviceError> {
+        let CacheSpec { kv_layers, pages, .. } = self.spec;
+        check.that(page < pages, || format!("page {page} of {pages}"))?;
+        let Some(attention) = &self.attention else { return Ok(Vec::new()) };
+        let (elements, scales) = (page_element_bytes(&self.spec), page_scale_bytes(&self.spec));
+        let (keys, values) = (&attention.keys, &attention.values);
+        let arrays = [
+            (&keys.elements, elements),
+            (&values.elements, elements),
+            (&keys.scales, scales),
+            (&values.scales, scales),
+        ];
+        let part = |(memory, width): (_, u64)| Part {
+            rows: Rows {
+                side: Side::Device(memory),
+                offset: page as u64 * width,
+                pitch: pages as u64 * width,
+            },
+            width,
+            layers: kv_layers as u64,
+        };
+        Ok(arrays.into_iter().map(part).collect())
+    }
+
+    /// What is stored of a slot over all layers: base states, then the rows of raw convolution inputs that a state at a
+    /// position keeps. Each with where it begins among the stored bytes and how far its layers are apart there.
+    pub(super) fn state_parts(
+        &self,
+        check: Check,
+        slot: usize,
+        position: usize,
+    ) -> Result<Vec<(Part<'_>, u64, u64)>, DeviceError> {
+        let CacheSpec { gdn_layers, slots, .. } = self.spec;
+        check.that(slot < slots, || format!("slot {slot} of {slots}"))?;
+        let Some(states) = &self.gdn else { return Ok(Vec::new()) };
+        let [base, _, conv, _] = slot_bytes(&self.spec);
+        let part = |memory, of_slot: u64, first: u64, width| Part {
+            rows: Rows {
+                side: Side::Device(memory),
+                offset: slot as u64 * of_slot + first,
+                pitch: slots as u64 * of_slot,
+            },
+            width,
+            layers: gdn_layers as u64,
+        };
+        let row = conv / CONV_RING as u64;
+        let inputs = self.spec.stored_inputs() as u64 * row;
+        let mut parts = vec![(part(&states.base, base, 0, base), 0, base)];
+        for (index, conv_row) in self.spec.stored_rows(position).enumerate() {
+            let offset = gdn_layers as u64 * base + index as u64 * row;
+            parts.push((part(&states.conv, conv, conv_row as u64 * row, row), offset, inputs));
+        }
+        Ok(parts)
     }
 
     fn pages(&self, check: Check, layer: usize, page: usize) -> Result<&Pages, DeviceError> {

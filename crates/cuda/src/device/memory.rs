@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use qwill_device::{DeviceError, Geometry, Precision, WeightFormat};
+use qwill_device::{CacheSpec, DeviceError, Geometry, Precision, WeightFormat};
 
 use super::{CudaBuffer, CudaDevice, WorkBytes, matrix};
 use crate::driver::{Driver, Extent};
@@ -33,6 +33,11 @@ pub fn buffer_bytes(rows: usize, cols: usize, precision: Precision) -> u64 {
 /// Bytes of the work memory for a model; see [`qwill_device::Device::scratch_bytes`].
 pub fn scratch_bytes(geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
     WorkBytes::of(geometry, max_rows, max_logit_rows).sum()
+}
+
+/// Bytes of the device's part of a host store; see [`qwill_device::Device::host_staging_bytes`].
+pub fn host_staging_bytes(spec: &CacheSpec) -> u64 {
+    spec.state_bytes()
 }
 
 /// Memory of a GPU when it was opened, bytes.

@@ -2,9 +2,11 @@
 //! host.
 
 mod attention;
+mod buffer;
 mod cache;
 mod check;
 mod gdn;
+mod host;
 mod linear;
 mod matrix;
 mod memory;
@@ -16,24 +18,30 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use qwill_device::numeric::{bf16_to_f32, f32_to_bf16};
 use qwill_device::{
     Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GROUP, GdnShape,
     GdnState, GdnWeights, Geometry, KvPage, MatrixData, Phase, Precision, SampleRow, Sampled, ScoreRow,
     WeightFormat,
 };
 
-use crate::driver::{Driver, Function, Memory, OpTiming};
+use crate::driver::{Driver, Function, OpTiming};
 use crate::graph::Graph;
 use crate::unit::{self, UnitBuild};
 use crate::{Ceilings, CompileTarget, CubinCache, KernelStore, ceilings};
+use buffer::Scratch;
 use check::Check;
+use host::Transfers;
 use linear::{Input, Mode};
 use step::StepMemory;
 
+pub use buffer::{CudaBuffer, CudaVector};
 pub use cache::CudaCache;
+pub use host::CudaHostStore;
 pub use matrix::CudaMatrix;
-pub use memory::{CudaGauge, CudaMemory, TYPICAL_DRIVER_BYTES, buffer_bytes, matrix_bytes, scratch_bytes};
+pub use memory::{
+    CudaGauge, CudaMemory, TYPICAL_DRIVER_BYTES, buffer_bytes, host_staging_bytes, matrix_bytes,
+    scratch_bytes,
+};
 
 /// Row indices that always fit.
 const LEAST_INDEX_BYTES: u64 = 4096;
@@ -73,42 +81,6 @@ impl Default for CudaOptions {
     }
 }
 
-/// A buffer `[capacity_rows, cols]` on the device: bf16 activations, each row zero-padded to whole groups of columns,
-/// or f32.
-#[derive(Debug)]
-pub struct CudaBuffer {
-    memory: Memory,
-    rows: usize,
-    cols: usize,
-    /// Elements from row to row.
-    stride: usize,
-    precision: Precision,
-}
-
-impl CudaBuffer {
-    fn stride(cols: usize, precision: Precision) -> usize {
-        match precision {
-            Precision::Activation => cols.next_multiple_of(GROUP),
-            Precision::Full => cols,
-        }
-    }
-
-    fn bytes(rows: usize, cols: usize, precision: Precision) -> u64 {
-        let element_bytes = match precision {
-            Precision::Activation => 2,
-            Precision::Full => 4,
-        };
-        rows as u64 * Self::stride(cols, precision) as u64 * element_bytes
-    }
-}
-
-/// A short f32 vector on the device.
-#[derive(Debug)]
-pub struct CudaVector {
-    memory: Memory,
-    len: usize,
-}
-
 /// One GPU.
 #[derive(Debug)]
 pub struct CudaDevice {
@@ -121,6 +93,8 @@ pub struct CudaDevice {
     step: StepMemory,
     /// Rounds that are replayed: by the rows they have room for, and whether spans may have several rows.
     recordings: BTreeMap<(usize, bool), Graph>,
+    /// Copies to and from host memory.
+    transfers: Transfers,
     /// What the recording that was begun will be kept as.
     begun: Option<(usize, bool)>,
     /// Normed inputs of the product that runs.
@@ -157,31 +131,6 @@ struct FixedKernels {
     sample: Function,
 }
 
-/// Memory that grows to the largest size asked for.
-#[derive(Debug)]
-struct Scratch {
-    name: &'static str,
-    memory: Option<Memory>,
-}
-
-impl Scratch {
-    fn new(name: &'static str) -> Self {
-        Self { name, memory: None }
-    }
-
-    /// At least `bytes`; growing drops the contents.
-    fn at_least(&mut self, driver: &Arc<Driver>, bytes: u64) -> Result<&Memory, DeviceError> {
-        let memory = match self.memory.take() {
-            Some(memory) if memory.bytes() >= bytes => memory,
-            small => {
-                drop(small);
-                driver.allocate(self.name, bytes)?
-            }
-        };
-        Ok(self.memory.insert(memory))
-    }
-}
-
 impl CudaDevice {
     /// Opens a GPU and gets the kernels that every model needs.
     pub fn new(options: &CudaOptions) -> Result<Self, DeviceError> {
@@ -200,6 +149,7 @@ impl CudaDevice {
             linear: linear::LinearKernels::new(&module(unit::LINEAR)?, card)?,
             sample: module(unit::SAMPLE)?.function("sample", 0)?,
         };
+        let transfers = Transfers::new(&driver)?;
         let packer = matrix::Packer::new(&driver, module(unit::PACK)?.function("pack", 0)?);
         let memory = memory::settle(&driver, free_before, options.memory_budget_bytes)?;
         Ok(Self {
@@ -209,6 +159,7 @@ impl CudaDevice {
             store,
             kernels,
             packer,
+            transfers,
             recordings: BTreeMap::new(),
             begun: None,
             normed: Scratch::new("normed activations"),
@@ -301,6 +252,7 @@ impl Device for CudaDevice {
     type Matrix = CudaMatrix;
     type Vector = CudaVector;
     type Cache = CudaCache;
+    type HostStore = CudaHostStore;
 
     fn facts(&self) -> DeviceFacts {
         DeviceFacts {
@@ -362,11 +314,7 @@ impl Device for CudaDevice {
     }
 
     fn buffer(&mut self, rows: usize, cols: usize, precision: Precision) -> Result<CudaBuffer, DeviceError> {
-        let bytes = CudaBuffer::bytes(rows, cols, precision);
-        let memory = self.driver.allocate("an activation buffer", bytes)?;
-        // The padding of rows is read by products and never written.
-        memory.clear("buffer", 0, bytes)?;
-        Ok(CudaBuffer { memory, rows, cols, stride: CudaBuffer::stride(cols, precision), precision })
+        CudaBuffer::new(&self.driver, rows, cols, precision)
     }
 
     fn buffer_bytes(&self, rows: usize, cols: usize, precision: Precision) -> u64 {
@@ -374,11 +322,12 @@ impl Device for CudaDevice {
     }
 
     fn cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
-        CudaCache::new(&self.driver, &self.store, spec)
+        CudaCache::new(&self.driver, &self.store, self.transfers.lanes(), spec)
     }
 
     fn begin_step(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         batch.check().map_err(|reason| DeviceError::shape("begin_step", reason))?;
+        self.transfers.before_step("begin_step", batch)?;
         self.step.upload(&self.driver, batch)
     }
 
@@ -414,6 +363,7 @@ impl Device for CudaDevice {
         if !self.step.upload_recorded(batch, logit_rows)? {
             return Ok(false);
         }
+        self.transfers.before_step("replay", batch)?;
         graph.launch()?;
         self.driver.counters().replays.add();
         Ok(true)
@@ -589,14 +539,17 @@ impl Device for CudaDevice {
     }
 
     fn clear_slot(&mut self, cache: &mut CudaCache, slot: usize) -> Result<(), DeviceError> {
+        self.transfers.before("clear_slot", &[], &[], &[slot])?;
         cache.clear_slot(slot)
     }
 
     fn copy_slot(&mut self, cache: &mut CudaCache, from: usize, to: usize) -> Result<(), DeviceError> {
+        self.transfers.before("copy_slot", &[], &[], &[from, to])?;
         cache.copy_slot(from, to)
     }
 
     fn copy_page(&mut self, cache: &mut CudaCache, from: usize, to: usize) -> Result<(), DeviceError> {
+        self.transfers.before("copy_page", &[from], &[to], &[])?;
         cache.copy_page(from, to)
     }
 
@@ -606,6 +559,7 @@ impl Device for CudaDevice {
         gdn_layer: usize,
         slot: usize,
     ) -> Result<GdnState, DeviceError> {
+        self.transfers.before("read_state", &[], &[], &[slot])?;
         cache.read_state(gdn_layer, slot)
     }
 
@@ -616,10 +570,12 @@ impl Device for CudaDevice {
         slot: usize,
         state: &GdnState,
     ) -> Result<(), DeviceError> {
+        self.transfers.before("write_state", &[], &[], &[slot])?;
         cache.write_state(gdn_layer, slot, state)
     }
 
     fn read_page(&mut self, cache: &CudaCache, kv_layer: usize, page: usize) -> Result<KvPage, DeviceError> {
+        self.transfers.before("read_page", &[page], &[], &[])?;
         cache.read_page(kv_layer, page)
     }
 
@@ -630,39 +586,83 @@ impl Device for CudaDevice {
         page: usize,
         content: &KvPage,
     ) -> Result<(), DeviceError> {
+        self.transfers.before("write_page", &[], &[page], &[])?;
         cache.write_page(kv_layer, page, content)
     }
 
+    fn host_store(&mut self, spec: &CacheSpec, granules: usize) -> Result<CudaHostStore, DeviceError> {
+        self.make_host_store(spec, granules)
+    }
+
+    fn host_staging_bytes(&self, spec: &CacheSpec) -> u64 {
+        host_staging_bytes(spec)
+    }
+
+    fn store_page(
+        &mut self,
+        cache: &CudaCache,
+        page: usize,
+        store: &mut CudaHostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError> {
+        self.run_store_page(cache, page, store, granule)
+    }
+
+    fn load_page(
+        &mut self,
+        cache: &mut CudaCache,
+        page: usize,
+        store: &CudaHostStore,
+        granule: u32,
+    ) -> Result<(), DeviceError> {
+        self.run_load_page(cache, page, store, granule)
+    }
+
+    fn store_state(
+        &mut self,
+        cache: &CudaCache,
+        slot: usize,
+        position: usize,
+        store: &mut CudaHostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError> {
+        self.run_store_state(cache, slot, position, store, granules)
+    }
+
+    fn load_state(
+        &mut self,
+        cache: &mut CudaCache,
+        slot: usize,
+        position: usize,
+        store: &CudaHostStore,
+        granules: &[u32],
+    ) -> Result<(), DeviceError> {
+        self.run_load_state(cache, slot, position, store, granules)
+    }
+
+    fn stored(&mut self, _store: &CudaHostStore) -> Result<bool, DeviceError> {
+        self.is_stored()
+    }
+
+    fn read_granule<'a>(&mut self, store: &'a CudaHostStore, granule: u32) -> Result<&'a [u8], DeviceError> {
+        self.run_read_granule(store, granule)
+    }
+
+    fn write_granule(
+        &mut self,
+        store: &mut CudaHostStore,
+        granule: u32,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        self.run_write_granule(store, granule, bytes)
+    }
+
     fn read(&mut self, buffer: &CudaBuffer, rows: usize) -> Result<Vec<f32>, DeviceError> {
-        Check("read").buffer("buffer", buffer, rows, 0)?;
-        let len = rows * buffer.stride;
-        match buffer.precision {
-            Precision::Full => buffer.memory.read("read", 0, len),
-            Precision::Activation => {
-                let bits: Vec<u16> = buffer.memory.read("read", 0, len)?;
-                let rows = bits.chunks(buffer.stride.max(1));
-                Ok(rows.flat_map(|row| row[..buffer.cols].iter().map(|bits| bf16_to_f32(*bits))).collect())
-            }
-        }
+        buffer.read(rows)
     }
 
     fn write(&mut self, buffer: &mut CudaBuffer, values: &[f32]) -> Result<(), DeviceError> {
-        let check = Check("write");
-        check.that(buffer.cols > 0 && values.len().is_multiple_of(buffer.cols), || {
-            format!("{} values for rows of {}", values.len(), buffer.cols)
-        })?;
-        check.buffer("buffer", buffer, values.len() / buffer.cols, 0)?;
-        match buffer.precision {
-            Precision::Full => buffer.memory.write("write", 0, values),
-            Precision::Activation => {
-                let padding = std::iter::repeat_n(0, buffer.stride - buffer.cols);
-                let rows = values.chunks(buffer.cols);
-                let bits: Vec<u16> = rows
-                    .flat_map(|row| row.iter().map(|value| f32_to_bf16(*value)).chain(padding.clone()))
-                    .collect();
-                buffer.memory.write("write", 0, &bits)
-            }
-        }
+        buffer.write(values)
     }
 
     fn gather(&mut self, rows: &[usize], from: &CudaBuffer, to: &mut CudaBuffer) -> Result<(), DeviceError> {

@@ -6,13 +6,18 @@ use crate::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, quantize_vector};
 use crate::{CacheSpec, Device, GdnState, Geometry, KvPage, KvType, RING_TOKENS, StateType};
 
 /// What a cache should hold: `[layer][slot]` and `[layer][page]`.
-struct Expected {
-    states: Vec<Vec<GdnState>>,
-    pages: Vec<Vec<KvPage>>,
+pub(super) struct Expected {
+    pub(super) states: Vec<Vec<GdnState>>,
+    pub(super) pages: Vec<Vec<KvPage>>,
 }
 
 impl Expected {
-    fn check<D: Device>(&self, device: &mut D, cache: &D::Cache, after: &str) -> Result<(), Failure> {
+    pub(super) fn check<D: Device>(
+        &self,
+        device: &mut D,
+        cache: &D::Cache,
+        after: &str,
+    ) -> Result<(), Failure> {
         let same = |a: &[f32], b: &[f32]| {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
         };
@@ -45,7 +50,7 @@ impl Expected {
     }
 }
 
-fn random_state(random: &mut Random, spec: &CacheSpec) -> GdnState {
+pub(super) fn random_state(random: &mut Random, spec: &CacheSpec) -> GdnState {
     GdnState {
         base: random.normals(spec.gdn.state_elements(), 1.0),
         ring: random.normals(RING_TOKENS * spec.gdn.ring_entry(), 1.0),
@@ -61,7 +66,7 @@ fn through_codes(values: &[f32]) -> Vec<f32> {
 }
 
 /// A page whose values the KV type can hold, and the one to write for it.
-fn random_page(random: &mut Random, spec: &CacheSpec) -> (KvPage, KvPage) {
+pub(super) fn random_page(random: &mut Random, spec: &CacheSpec) -> (KvPage, KvPage) {
     let elements = PAGE_TOKENS * spec.attention.kv_columns();
     let written = KvPage { keys: random.normals(elements, 1.0), values: random.normals(elements, 1.0) };
     let stored = |values: &[f32]| match spec.kv_type {
@@ -72,7 +77,7 @@ fn random_page(random: &mut Random, spec: &CacheSpec) -> (KvPage, KvPage) {
     (KvPage { keys: stored(&written.keys), values: stored(&written.values) }, written)
 }
 
-fn fill<D: Device>(
+pub(super) fn fill<D: Device>(
     device: &mut D,
     cache: &mut D::Cache,
     random: &mut Random,
@@ -147,7 +152,7 @@ pub(super) fn caches<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Resul
     Ok(())
 }
 
-fn small_spec(geometry: &Geometry, kv_type: KvType, state_type: StateType) -> CacheSpec {
+pub(super) fn small_spec(geometry: &Geometry, kv_type: KvType, state_type: StateType) -> CacheSpec {
     CacheSpec {
         kv_layers: 2,
         attention: geometry.attention,

@@ -10,6 +10,7 @@ mod attention;
 mod batches;
 mod caches;
 mod gdn;
+mod host_store;
 mod linear;
 mod outputs;
 mod random;
@@ -224,7 +225,7 @@ impl<D: Device, R: Device> Bench<'_, D, R> {
 type CaseFunction<D, R> = fn(&mut Bench<'_, D, R>) -> Result<(), Failure>;
 
 /// Names of all cases, in the order they run; the functions are in [`functions`].
-const NAMES: [&str; 21] = [
+const NAMES: [&str; 22] = [
     "embed",
     "rms_norm",
     "norm_linears",
@@ -243,6 +244,7 @@ const NAMES: [&str; 21] = [
     "score",
     "gather",
     "caches",
+    "host_store",
     "prefill_slices",
     "round_splits",
     "rejected_rows",
@@ -268,6 +270,7 @@ fn functions<D: Device, R: Device>() -> [CaseFunction<D, R>; NAMES.len()] {
         sample::score,
         rows::gather,
         caches::caches,
+        host_store::host_store,
         splits::prefill_slices,
         splits::round_splits,
         splits::rejected_rows,

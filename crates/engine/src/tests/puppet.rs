@@ -44,9 +44,18 @@ struct State {
     ring: Vec<u32>,
 }
 
+/// Bytes of a granule: a page's tokens, each with a word that says whether there is one.
+const GRANULE_BYTES: usize = PAGE_TOKENS * 8;
+/// A stored state has its base in one granule and its position in the other.
+const STATE_GRANULES: usize = 2;
+
+type Granule = [u8; GRANULE_BYTES];
+
 pub(crate) struct Puppet {
     pages: Vec<[Option<u32>; PAGE_TOKENS]>,
     slots: Vec<State>,
+    /// The host store.
+    pub(crate) host: Vec<Granule>,
     logits: Vec<u64>,
     max_rows: usize,
     max_logit_rows: usize,
@@ -67,6 +76,7 @@ impl Puppet {
         Self {
             pages: vec![[Some(77); PAGE_TOKENS]; pages],
             slots: vec![stale; slots],
+            host: Vec::new(),
             logits: Vec::new(),
             max_rows,
             max_logit_rows,
@@ -88,6 +98,17 @@ impl Puppet {
             }
             _ => Ok(()),
         }
+    }
+
+    fn granule(&mut self, granule: u32) -> Result<&mut Granule, PuppetError> {
+        let count = self.host.len();
+        let outside = || PuppetError(format!("granule {granule} of {count}"));
+        self.host.get_mut(granule as usize).ok_or_else(outside)
+    }
+
+    fn granule_word(&mut self, granule: u32) -> Result<u64, PuppetError> {
+        let bytes = self.granule(granule)?.first_chunk().copied().unwrap_or_default();
+        Ok(u64::from_le_bytes(bytes))
     }
 
     /// Writes a row's token into its page and hashes all keys that the row sees.
@@ -224,4 +245,74 @@ impl StepModel for Puppet {
         self.pages[to] = self.pages[from];
         Ok(())
     }
+
+    fn host_granules(&self) -> usize {
+        self.host.len()
+    }
+
+    fn state_granules(&self) -> usize {
+        STATE_GRANULES
+    }
+
+    fn store_page(&mut self, page: usize, granule: u32) -> Result<(), PuppetError> {
+        self.call()?;
+        let tokens = self.pages[page].iter().map(|token| token.map_or(0, |token| u64::from(token) << 1 | 1));
+        let bytes: Vec<u8> = tokens.flat_map(u64::to_le_bytes).collect();
+        self.granule(granule)?.copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn load_page(&mut self, page: usize, granule: u32) -> Result<(), PuppetError> {
+        self.call()?;
+        let words = self.granule(granule)?.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        let tokens: Vec<Option<u32>> =
+            words.map(|word| (word & 1 == 1).then_some((word >> 1) as u32)).collect();
+        self.pages[page].copy_from_slice(&tokens);
+        Ok(())
+    }
+
+    fn store_state(&mut self, slot: usize, position: usize, granules: &[u32]) -> Result<(), PuppetError> {
+        self.call()?;
+        let State { base, base_tokens, ring } = self.slots[slot].clone();
+        if !ring.is_empty() || position != base_tokens {
+            let ring = ring.len();
+            return Err(PuppetError(format!("slot {slot} stands at {base_tokens} with a ring of {ring}")));
+        }
+        let [of_base, of_position] = state_granules(granules)?;
+        self.granule(of_base)?[..8].copy_from_slice(&base.to_le_bytes());
+        self.granule(of_position)?[..8].copy_from_slice(&(position as u64).to_le_bytes());
+        Ok(())
+    }
+
+    fn load_state(&mut self, slot: usize, position: usize, granules: &[u32]) -> Result<(), PuppetError> {
+        self.call()?;
+        let [of_base, of_position] = state_granules(granules)?;
+        let base = self.granule_word(of_base)?;
+        let stored_at = self.granule_word(of_position)?;
+        if stored_at != position as u64 {
+            return Err(PuppetError(format!("a state stored at {stored_at}, loaded at {position}")));
+        }
+        self.slots[slot] = State { base, base_tokens: position, ring: Vec::new() };
+        Ok(())
+    }
+
+    fn stored(&mut self) -> Result<bool, PuppetError> {
+        self.call()?;
+        Ok(true)
+    }
+
+    fn read_granule(&mut self, granule: u32) -> Result<&[u8], PuppetError> {
+        self.call()?;
+        Ok(&self.granule(granule)?[..])
+    }
+
+    fn write_granule(&mut self, granule: u32, bytes: &[u8]) -> Result<(), PuppetError> {
+        self.call()?;
+        self.granule(granule)?.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+fn state_granules(granules: &[u32]) -> Result<[u32; STATE_GRANULES], PuppetError> {
+    granules.try_into().map_err(|_| PuppetError(format!("a state in {} granules", granules.len())))
 }

@@ -102,6 +102,7 @@ impl Setup {
             state_type: self.state_type,
             pages: options.pages,
             slots: options.max_sequences,
+            host_granules: 0,
             max_rows: options.max_rows,
             max_logit_rows: options.max_logit_rows,
         };

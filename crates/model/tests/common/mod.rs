@@ -13,6 +13,7 @@ use qwill_model::{Model, ModelOptions, MtpHidden};
 use qwill_weights::{Checkpoint, Quantize};
 
 pub(crate) const MAX_ROWS: usize = 1024;
+pub(crate) const HOST_GRANULES: usize = 256;
 
 /// A file of the repository; `QWILL_REPOSITORY` says where that is on a machine other than the one that built this.
 pub(crate) fn repository(path: &str) -> PathBuf {
@@ -62,6 +63,7 @@ pub(crate) fn tiny_with_states<D: Device>(
         state_type,
         pages: 40,
         slots: 2,
+        host_granules: HOST_GRANULES,
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
     };
@@ -108,7 +110,7 @@ impl Golden {
 pub(crate) struct Sequence {
     pub(crate) position: usize,
     pub(crate) ring_len: usize,
-    pages: Vec<u32>,
+    pub(crate) pages: Vec<u32>,
 }
 
 impl Default for Sequence {

@@ -7,7 +7,7 @@ use qwill_device::{
 };
 
 use crate::reference::Matrix;
-use crate::{Buffer, Cache, ReferenceDevice};
+use crate::{Buffer, Cache, HostStore, ReferenceDevice};
 
 /// One mistake each, of the kinds that real kernels make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub(super) enum Fault {
     PaddedDistribution,
     /// A copy of a slot forgets the ring.
     HalfCopiedSlot,
+    /// A loaded state's convolution inputs are one position late.
+    LateInputs,
     /// Gathered rows come in batch order.
     SortedGather,
     /// The z gate is not applied.
@@ -60,7 +62,7 @@ pub(super) enum Fault {
 
 impl Fault {
     /// Every fault with a case that must fail.
-    pub(super) const ALL: [(Self, &'static str); 21] = [
+    pub(super) const ALL: [(Self, &'static str); 22] = [
         (Self::LastColumn, "linear"),
         (Self::ExtraRow, "rms_norm"),
         (Self::CompanyInProduct, "linear"),
@@ -78,6 +80,7 @@ impl Fault {
         (Self::LastOfEqual, "sample"),
         (Self::PaddedDistribution, "score"),
         (Self::HalfCopiedSlot, "caches"),
+        (Self::LateInputs, "host_store"),
         (Self::SortedGather, "gather"),
         (Self::NoGate, "gated_norm"),
         (Self::SwappedHalves, "swiglu"),
@@ -110,6 +113,7 @@ impl Device for BrokenDevice {
     type Matrix = Matrix;
     type Vector = Vec<f32>;
     type Cache = Cache;
+    type HostStore = HostStore;
 
     fn facts(&self) -> DeviceFacts {
         self.inner.facts()
@@ -440,6 +444,48 @@ impl Device for BrokenDevice {
     }
     fn write_page(&mut self, cache: &mut Cache, kv_layer: usize, page: usize, content: &KvPage) -> Outcome {
         self.inner.write_page(cache, kv_layer, page, content)
+    }
+    fn host_store(&mut self, spec: &CacheSpec, granules: usize) -> Result<HostStore, DeviceError> {
+        self.inner.host_store(spec, granules)
+    }
+    fn host_staging_bytes(&self, spec: &CacheSpec) -> u64 {
+        self.inner.host_staging_bytes(spec)
+    }
+    fn store_page(&mut self, cache: &Cache, page: usize, store: &mut HostStore, granule: u32) -> Outcome {
+        self.inner.store_page(cache, page, store, granule)
+    }
+    fn load_page(&mut self, cache: &mut Cache, page: usize, store: &HostStore, granule: u32) -> Outcome {
+        self.inner.load_page(cache, page, store, granule)
+    }
+    fn store_state(
+        &mut self,
+        cache: &Cache,
+        slot: usize,
+        position: usize,
+        store: &mut HostStore,
+        granules: &[u32],
+    ) -> Outcome {
+        self.inner.store_state(cache, slot, position, store, granules)
+    }
+    fn load_state(
+        &mut self,
+        cache: &mut Cache,
+        slot: usize,
+        position: usize,
+        store: &HostStore,
+        granules: &[u32],
+    ) -> Outcome {
+        let position = position + usize::from(self.has(Fault::LateInputs));
+        self.inner.load_state(cache, slot, position, store, granules)
+    }
+    fn stored(&mut self, store: &HostStore) -> Result<bool, DeviceError> {
+        self.inner.stored(store)
+    }
+    fn read_granule<'a>(&mut self, store: &'a HostStore, granule: u32) -> Result<&'a [u8], DeviceError> {
+        self.inner.read_granule(store, granule)
+    }
+    fn write_granule(&mut self, store: &mut HostStore, granule: u32, bytes: &[u8]) -> Outcome {
+        self.inner.write_granule(store, granule, bytes)
     }
     fn read(&mut self, buffer: &Buffer, rows: usize) -> Result<Vec<f32>, DeviceError> {
         self.inner.read(buffer, rows)

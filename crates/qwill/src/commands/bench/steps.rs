@@ -106,6 +106,7 @@ impl Run<'_> {
             state_type: memory.state_type,
             pages: memory.pages,
             slots: memory.slots,
+            host_granules: 0,
             max_rows: memory.max_rows,
             max_logit_rows: memory.max_logit_rows,
         };
