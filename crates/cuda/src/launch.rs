@@ -123,8 +123,9 @@ params! {
     }
     /// ceilings.cu, all.
     CeilingParams { from: u64, to: u64, pieces: u64, rounds: u32, seed: u32, }
-    /// sample.cu, `sample`.
+    /// sample.cu, `tiles` and `sample`.
     SampleParams {
-        logits: u64, scratch: u64, rows: u64, results: u64, top: u64, logits_cols: u32, top_capacity: u32,
+        logits: u64, adjusted: u64, maxima: u64, sums: u64, rows: u64, results: u64, top: u64, logits_cols: u32,
+        tiles: u32, top_capacity: u32, unused: u32,
     }
 }

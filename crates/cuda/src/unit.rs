@@ -79,7 +79,7 @@ pub(crate) const GDN_CHUNKS: Unit = Unit {
     kernels: &["scan_chunks"],
 };
 pub(crate) const SAMPLE: Unit =
-    Unit { name: "sample", source: include_str!("../kernels/sample.cu"), kernels: &["sample"] };
+    Unit { name: "sample", source: include_str!("../kernels/sample.cu"), kernels: &["tiles", "sample"] };
 pub(crate) const CEILINGS: Unit = Unit {
     name: "ceilings",
     source: include_str!("../kernels/ceilings.cu"),

@@ -24,7 +24,7 @@ use qwill_device::{
     WeightFormat,
 };
 
-use crate::driver::{Driver, Function, OpTiming};
+use crate::driver::{Driver, OpTiming};
 use crate::graph::Graph;
 use crate::unit::{self, UnitBuild};
 use crate::{Ceilings, CompileTarget, CubinCache, KernelStore, ceilings};
@@ -128,7 +128,7 @@ pub struct Activity {
 struct FixedKernels {
     rows: rows::RowKernels,
     linear: linear::LinearKernels,
-    sample: Function,
+    sample: sample::SampleKernels,
 }
 
 impl CudaDevice {
@@ -147,7 +147,7 @@ impl CudaDevice {
         let kernels = FixedKernels {
             rows: rows::RowKernels::new(&module(unit::ROWS)?)?,
             linear: linear::LinearKernels::new(&module(unit::LINEAR)?, card)?,
-            sample: module(unit::SAMPLE)?.function("sample", 0)?,
+            sample: sample::SampleKernels::new(&module(unit::SAMPLE)?)?,
         };
         let transfers = Transfers::new(&driver)?;
         let packer = matrix::Packer::new(&driver, module(unit::PACK)?.function("pack", 0)?);

@@ -1,4 +1,4 @@
-//! Sampling and scoring: a block per row on the device, the last few log-probabilities on the host.
+//! Sampling and scoring on the device in two launches; the last few log-probabilities on the host.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use qwill_device::{DeviceError, SampleRow, Sampled, ScoreRow};
 
 use super::{Check, CudaBuffer, CudaDevice, Scratch};
-use crate::driver::{Driver, Extent};
+use crate::driver::{Driver, Extent, Function, Module};
 use crate::launch::SampleParams;
 use crate::pinned::Pinned;
 
@@ -14,8 +14,11 @@ use crate::pinned::Pinned;
 const LAUNCH_ROWS: usize = 16;
 /// Rows whose results are waited for together, at most.
 const BATCH_ROWS: usize = 512;
-/// As `BLOCK` in the source.
-const BLOCK: usize = 1024;
+/// As `BLOCK`, `TILE`, `TILES_BLOCK` and `BLOCK_TILES` in the source.
+const BLOCK: usize = 512;
+const TILE: usize = 128;
+const TILES_BLOCK: usize = 256;
+const BLOCK_TILES: usize = 32;
 /// Bytes of parameters: 1,024 ids to penalise in each of 512 rows, and more in fewer.
 const REQUEST_BYTES: u64 = 4 << 20;
 /// Bytes of results: 512 rows with 60 alternatives each.
@@ -25,6 +28,38 @@ const FLAG_REPORT: u32 = 2;
 /// 32-bit words of `struct SampleRow` and `struct SampleResult` in the source.
 const ROW_WORDS: usize = 26;
 const RESULT_WORDS: usize = 6;
+
+/// Entry points of sample.cu.
+#[derive(Debug)]
+pub(super) struct SampleKernels {
+    tiles: Function,
+    sample: Function,
+}
+
+impl SampleKernels {
+    pub(super) fn new(module: &Arc<Module>) -> Result<Self, DeviceError> {
+        Ok(Self { tiles: module.function("tiles", 0)?, sample: module.early_function("sample", 0)? })
+    }
+}
+
+/// Where a launch's rows have their copies, and the largest logits and the sums of their tiles.
+#[derive(Debug, Clone, Copy)]
+struct TileMemory {
+    tiles: usize,
+    adjusted_bytes: u64,
+    maxima_bytes: u64,
+    bytes: u64,
+}
+
+impl TileMemory {
+    fn of(vocab: usize) -> Self {
+        let tiles = vocab.div_ceil(TILE);
+        let adjusted_bytes = (LAUNCH_ROWS * vocab * 4).next_multiple_of(256) as u64;
+        let maxima_bytes = (LAUNCH_ROWS * 2 * tiles * 4).next_multiple_of(256) as u64;
+        let bytes = adjusted_bytes + maxima_bytes + (LAUNCH_ROWS * tiles * 8) as u64;
+        Self { tiles, adjusted_bytes, maxima_bytes, bytes }
+    }
+}
 
 /// Memory of the sampler. Parameters and results that are larger than usual make it grow.
 #[derive(Debug)]
@@ -49,12 +84,12 @@ impl Default for SamplerMemory {
 impl SamplerMemory {
     /// Bytes that [`SamplerMemory::reserve`] takes.
     pub(super) fn bytes(vocab: usize) -> u64 {
-        (LAUNCH_ROWS * vocab * 4) as u64 + REQUEST_BYTES + RESULT_BYTES
+        TileMemory::of(vocab).bytes + REQUEST_BYTES + RESULT_BYTES
     }
 
     /// Makes room for rows of a vocabulary with lists and results of a usual length.
     pub(super) fn reserve(&mut self, driver: &Arc<Driver>, vocab: usize) -> Result<(), DeviceError> {
-        self.logits.at_least(driver, (LAUNCH_ROWS * vocab * 4) as u64)?;
+        self.logits.at_least(driver, TileMemory::of(vocab).bytes)?;
         self.request.at_least(driver, REQUEST_BYTES)?;
         self.results.at_least(driver, RESULT_BYTES)?;
         let request = Pinned::new(driver, REQUEST_BYTES as usize / 4)?;
@@ -162,22 +197,29 @@ impl CudaDevice {
             .results
             .at_least(&self.driver, (result_words as u64 * 4).max(RESULT_BYTES))?
             .address();
-        let copies = (LAUNCH_ROWS * logits.cols * 4) as u64;
-        let scratch = self.sampler.logits.at_least(&self.driver, copies)?.address();
+        let memory = TileMemory::of(logits.cols);
+        let adjusted = self.sampler.logits.at_least(&self.driver, memory.bytes)?.address();
         let top = results + (requests.len() * RESULT_WORDS * 4) as u64;
         for (index, requests) in requests.chunks(LAUNCH_ROWS).enumerate() {
             let first = (index * LAUNCH_ROWS) as u64;
             let params = SampleParams {
                 logits: logits.memory.address(),
-                scratch,
+                adjusted,
+                maxima: adjusted + memory.adjusted_bytes,
+                sums: adjusted + memory.adjusted_bytes + memory.maxima_bytes,
                 rows: rows + first * ROW_WORDS as u64 * 4,
                 results: results + first * RESULT_WORDS as u64 * 4,
                 top: top + first * top_capacity as u64 * 8,
                 logits_cols: logits.cols as u32,
+                tiles: memory.tiles as u32,
                 top_capacity: top_capacity as u32,
+                unused: 0,
             };
+            let kernels = &self.kernels.sample;
+            let blocks = (memory.tiles.div_ceil(BLOCK_TILES), requests.len(), 1);
+            self.driver.launch(check.0, &kernels.tiles, Extent::new(blocks, TILES_BLOCK), &params)?;
             let extent = Extent::new((requests.len(), 1, 1), BLOCK);
-            self.driver.launch(check.0, &self.kernels.sample, extent, &params)?;
+            self.driver.launch(check.0, &kernels.sample, extent, &params)?;
         }
         let words = self.sampler.receive(check, &self.driver, result_words)?;
         Ok(read_results(&words, requests, top_capacity))
