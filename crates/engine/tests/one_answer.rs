@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::client::{Client, Outcome, assert_idle, request};
 use common::{Setup, fast, gpu, reference, seasoned, subjects};
 use qwill_contract::{CancelFlag, EngineHandle, FinishReason, Request, SamplingParams};
-use qwill_device::{Activations, Device, DeviceError, StateType};
+use qwill_device::{Activations, Device, DeviceError, KvType, StateType};
 use qwill_weights::Quantize;
 
 /// `SplitMix64`: the tests' own dice.
@@ -137,30 +137,31 @@ fn on_the_reference_device() {
 }
 
 /// With bf16 activations, on the GPU where there is one.
-fn check_on_the_gpu(quantize: Quantize, state_type: StateType) {
+fn check_on_the_gpu(quantize: Quantize, kv_type: KvType, state_type: StateType) {
     if let Some(device) = gpu() {
-        check(
-            Setup { state_type, ..Setup::rounded(quantize) },
-            device,
-            &subjects(1),
-            &[64, 128, 256, 512, 1024],
-        );
+        let setup = Setup { kv_type, state_type, ..Setup::rounded(quantize) };
+        check(setup, device, &subjects(1), &[64, 128, 256, 512, 1024]);
     }
 }
 
 #[test]
 fn on_the_gpu_in_int4() {
-    check_on_the_gpu(Quantize::Int4, StateType::F16);
+    check_on_the_gpu(Quantize::Int4, KvType::Bf16, StateType::F16);
+}
+
+#[test]
+fn on_the_gpu_in_int4_with_int8_keys_and_values() {
+    check_on_the_gpu(Quantize::Int4, KvType::Int8, StateType::F16);
 }
 
 #[test]
 fn on_the_gpu_in_int8() {
-    check_on_the_gpu(Quantize::Int8, StateType::F32);
+    check_on_the_gpu(Quantize::Int8, KvType::Bf16, StateType::F32);
 }
 
 #[test]
 fn on_the_gpu_in_bf16() {
-    check_on_the_gpu(Quantize::None, StateType::F16);
+    check_on_the_gpu(Quantize::None, KvType::Bf16, StateType::F16);
 }
 
 #[test]

@@ -96,6 +96,21 @@ fn the_gpu_serves_when_it_is_asked_for_or_first() {
 }
 
 #[test]
+fn memory_that_another_process_holds_is_seen_at_start() {
+    let Some(_alone) = gpu() else { return };
+    let arguments = ["--device", "cuda", "--gpu-memory", "4GiB", &tiny()];
+    let holder = Running::start(&arguments);
+    let server = Running::start(&arguments);
+    assert!(server.screen.contains(", others hold "), "{}", server.screen);
+    copenhagen(&server);
+    copenhagen(&holder);
+    let output = run(&["doctor"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    println!("{text}");
+    assert!(text.contains("held by"), "{text}");
+}
+
+#[test]
 fn a_gpu_too_small_for_the_plan_is_refused_with_the_numbers() {
     let Some(_alone) = gpu() else { return };
     let arguments =
