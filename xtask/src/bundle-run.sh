@@ -4,12 +4,13 @@
 #
 # Arguments: the steps to run, of
 #   suite       every op against the reference, at the shapes of several models
+#   machine     what is known and measured of the GPU, and a kernel cache with faults
 #   large       offsets beyond 2^31 (tens of GB of memory)
 #   golden      the tiny model against recorded outputs: trunk, MTP, perplexity
 #   one-answer  the same answer alone, in company and in other slices, bit for bit
-#   serve       the binary starts with the tiny model and answers over HTTP
+#   serve       the binary over HTTP: answers, memory against its plan, a kernel that fails, too little memory
 #   speed       step times of the 27B geometry with random weights in 24 GiB, also in steps.json
-#   sanitize    memcheck and racecheck on the suite at small shapes
+#   sanitize    memcheck and racecheck on the suite at small shapes; QWILL_SUITE_CASES chooses among its ops
 # All but sanitize without arguments. Every step is timed; the first failure ends the run.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -43,37 +44,21 @@ sanitize() {
     done
 }
 
-serve() {
-    local log="$here/serve.log" server answer
-    "$here/qwill" serve "$tree/models/tiny" --device cuda --port 18999 > "$log" 2>&1 &
-    server=$!
-    trap 'kill $server 2> /dev/null || true' RETURN
-    for _ in $(seq 100); do
-        grep -q '^ready' "$log" && break
-        kill -0 $server || { cat "$log"; return 1; }
-        sleep 0.2
-    done
-    answer="$(curl -sS -m 30 http://127.0.0.1:18999/v1/chat/completions -H 'Content-Type: application/json' \
-        -d '{"messages": [{"role": "user", "content": "What is the capital of Denmark?"}], "temperature": 0}')"
-    cat "$log"
-    echo "$answer"
-    grep -q Copenhagen <<< "$answer"
-}
-
 step() {
     case "$1" in
         suite) "$here/suite" --nocapture ;;
+        machine) "$here/machine" --nocapture && "$here/kernel_cache" --nocapture --test-threads 1 ;;
         large) "$here/large" --nocapture --test-threads 1 ;;
         golden) "$here/trunk" --nocapture gpu && "$here/mtp" --nocapture gpu && "$here/perplexity" --nocapture gpu ;;
         one-answer) "$here/one_answer" --nocapture --test-threads 1 gpu ;;
-        serve) serve ;;
+        serve) QWILL_BINARY="$here/qwill" "$here/binary" --nocapture --test-threads 1 gpu:: ;;
         speed) "$here/qwill" bench steps --random 27b --device cuda --gpu-memory 24GiB --json "$here/steps.json" ;;
         sanitize) sanitize ;;
         *) echo "unknown step: $1" >&2; exit 2 ;;
     esac
 }
 
-for name in ${@:-suite large golden one-answer serve speed}; do
+for name in ${@:-suite machine large golden one-answer serve speed}; do
     echo "=== $name"
     started=$(date +%s.%N)
     # In a shell of its own, so that `set -e` holds inside it.

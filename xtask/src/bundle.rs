@@ -16,13 +16,16 @@ const BUNDLE: &str = ".bundle";
 const MOST_BYTES: u64 = 30 << 20;
 
 /// What is built: package, kind of target, its name.
-const BINARIES: [(&str, &str, &str); 7] = [
+const BINARIES: [(&str, &str, &str); 10] = [
     ("qwill-cuda", "--test", "suite"),
     ("qwill-cuda", "--test", "large"),
+    ("qwill-cuda", "--test", "machine"),
+    ("qwill-cuda", "--test", "kernel_cache"),
     ("qwill-model", "--test", "trunk"),
     ("qwill-model", "--test", "mtp"),
     ("qwill-model", "--test", "perplexity"),
     ("qwill-engine", "--test", "one_answer"),
+    ("qwill", "--test", "binary"),
     ("qwill", "--bin", "qwill"),
 ];
 
@@ -63,12 +66,9 @@ pub fn run(architecture: &str, archive: bool) -> Result<()> {
 fn arguments<'a>(package: &'a str, kind: &'a str, name: &'a str) -> Vec<&'a str> {
     let mut arguments = match kind {
         "--test" => vec!["test", "--no-run", "--release"],
-        _ => vec!["build", "--release"],
+        _ => vec!["build", "--release", "--no-default-features"],
     };
     arguments.extend(["-p", package, kind, name]);
-    if package == "qwill" {
-        arguments.push("--no-default-features");
-    }
     arguments
 }
 
