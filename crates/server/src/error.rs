@@ -34,6 +34,9 @@ pub enum ServerError {
     /// The metrics registry could not be set up.
     #[error("metrics: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
+    /// The process has a recorder already.
+    #[error("metrics: the engine's recorder was set up twice in this process")]
+    SecondRecorder,
     /// The listening socket failed.
     #[error("the listening socket failed: {0}")]
     Listener(#[from] std::io::Error),

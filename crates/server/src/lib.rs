@@ -30,6 +30,7 @@ mod choice;
 mod completions;
 mod connection;
 mod cors;
+mod engine_metrics;
 mod error;
 mod fields;
 mod generation;
@@ -52,6 +53,7 @@ mod sse;
 mod tokens;
 mod types;
 
+pub use engine_metrics::EngineMetrics;
 pub use error::ServerError;
 pub use options::{SamplingDefaults, ServerOptions, TextModel};
 pub use server::Server;

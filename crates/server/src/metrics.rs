@@ -13,12 +13,13 @@ use metrics::{
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
 use qwill_contract::{EngineFacts, EngineState};
 
+use crate::EngineMetrics;
 use crate::app::App;
 
 /// From a token of a small model to a long prompt on a busy server, seconds.
 const LONG_BUCKETS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0];
-const SHORT_BUCKETS: &[f64] =
+pub(crate) const SHORT_BUCKETS: &[f64] =
     &[0.000_5, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 const QUEUE: &str = "qwill_queue_seconds";
@@ -114,9 +115,9 @@ impl Metrics {
             gauge!("qwill_uptime_seconds").set(self.started.elapsed().as_secs_f64());
             counter!("qwill_prompt_tokens_total").absolute(load.prompt_tokens);
             counter!("qwill_generated_tokens_total").absolute(load.generated_tokens);
-            counter!("qwill_engine_steps_total").absolute(load.steps);
         });
-        self.recorder.handle().render()
+        let engine = app.options.engine_metrics.as_ref().map(EngineMetrics::render);
+        self.recorder.handle().render() + &engine.unwrap_or_default()
     }
 }
 
@@ -132,7 +133,6 @@ fn describe() {
     describe_counter!("qwill_prompt_tokens_total", "Prompt tokens processed");
     describe_counter!("qwill_generated_tokens_total", "Tokens generated");
     describe_counter!("qwill_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache");
-    describe_counter!("qwill_engine_steps_total", "Engine steps completed");
     describe_gauge!("qwill_requests_running", "Sequences admitted and not ended");
     describe_gauge!("qwill_requests_waiting", "Requests accepted and not admitted");
     describe_gauge!("qwill_queue_capacity", "Requests that may wait");

@@ -7,6 +7,8 @@ use std::time::Duration;
 use qwill_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value};
 
+use crate::EngineMetrics;
+
 /// Settings of a server. [`ServerOptions::default`] is right for one person on one machine.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
@@ -40,6 +42,8 @@ pub struct ServerOptions {
     pub strict_params: bool,
     /// Template arguments for every chat; a request's own come on top.
     pub chat_template_kwargs: Map<String, Value>,
+    /// What the engine counts, to be shown in `/metrics` with what the server does.
+    pub engine_metrics: Option<EngineMetrics>,
 }
 
 impl Default for ServerOptions {
@@ -59,6 +63,7 @@ impl Default for ServerOptions {
             max_choices: 8,
             strict_params: false,
             chat_template_kwargs: Map::new(),
+            engine_metrics: None,
         }
     }
 }

@@ -234,6 +234,9 @@ async fn upkeep(app: Arc<App>) {
     loop {
         ticks.tick().await;
         app.metrics.upkeep();
+        if let Some(engine) = &app.options.engine_metrics {
+            engine.upkeep();
+        }
     }
 }
 
