@@ -6,11 +6,12 @@ use anyhow::Result;
 use qwill_contract::EngineHandle;
 use qwill_cuda::{CudaDevice, CudaGauge};
 use qwill_device::{Device, DeviceError, WeightFormat};
+use qwill_engine::speculation::{SpecMode, SpeculationOptions};
 use qwill_engine::{EngineOptions, EngineThread};
 use qwill_model::{Model, ModelError, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
 
-use crate::args::{DeviceArgs, MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
+use crate::args::{DeviceArgs, MemoryArgs, ModelArgs, NumericsArgs, RandomArgs, SpeculationArgs};
 use crate::device::{Chosen, OpenDevice};
 use crate::failure::Hinted;
 use crate::fault::{Fault, Faulty};
@@ -28,6 +29,8 @@ pub(crate) struct Launch {
     pub(crate) chosen: Chosen,
     /// What to do with 16-bit weights.
     pub(crate) quantize: Quantize,
+    /// Drafts.
+    pub(crate) speculation: SpeculationOptions,
     /// When preparing began.
     pub(crate) started: Instant,
 }
@@ -40,15 +43,17 @@ impl Launch {
         device: &DeviceArgs,
         numerics: &NumericsArgs,
         memory: &MemoryArgs,
+        speculation: &SpeculationArgs,
     ) -> Result<Self> {
         let started = Instant::now();
         let quantize = model.quantize.into();
         let origin = ModelSource::of(model, random)?;
         let source = Source::open(origin, quantize, model.chat_template.as_deref())?;
         let source = source.with_cache(&model.weight_cache);
+        let speculation = speculation_options(speculation, random, &source)?;
         let chosen = Chosen::open(&source.checkpoint, quantize, device, numerics)?;
         let planned = chosen.plan(&source.checkpoint, quantize, memory)?;
-        Ok(Self { source, planned, chosen, quantize, started })
+        Ok(Self { source, planned, chosen, quantize, speculation, started })
     }
 
     /// Format of the body's matrices, which is most of the model.
@@ -56,9 +61,13 @@ impl Launch {
         planning::body_format(&self.source.checkpoint, self.quantize)
     }
 
-    /// Everything that decides the bits of an answer: `w4a8 kv=bf16 state=f32 cpu`.
+    /// Everything that decides the bits of an answer: `w4a8 kv=bf16 state=f32 cpu`. Made-up acceptance decides them too.
     pub(crate) fn numerics(&self) -> String {
-        self.chosen.numerics(self.body_format())
+        let numerics = self.chosen.numerics(self.body_format());
+        match &self.speculation.synthetic {
+            Some(table) => format!("{numerics} synthetic-acceptance={table}"),
+            None => numerics,
+        }
     }
 
     /// A look at the GPU's memory while the model runs.
@@ -82,6 +91,7 @@ impl Launch {
             eos_token_ids: self.source.eos_token_ids.clone(),
             vocab_limit: self.source.text.tokenizer.vocab_size(),
             chunk_boundary_token: self.source.turn_start,
+            speculation: self.speculation.clone(),
             ..EngineOptions::sized_by(memory)
         };
         let model = ModelOptions {
@@ -108,6 +118,24 @@ impl Launch {
             OpenDevice::Cuda(device) => start.on(*device, CudaDevice::lose_context),
         }
     }
+}
+
+/// What the flags say about drafts, where the model can do it.
+fn speculation_options(
+    arguments: &SpeculationArgs,
+    random: Option<&RandomArgs>,
+    source: &Source,
+) -> Result<SpeculationOptions> {
+    let mode = SpecMode::from(arguments.spec);
+    let has_mtp = source.checkpoint.config().geometry.mtp_layers > 0;
+    if mode == SpecMode::Mtp && !has_mtp {
+        return Err(Hinted::error(
+            "--spec mtp: the model has no MTP module",
+            "take --spec lookup, or auto, which uses what is there",
+        ));
+    }
+    let synthetic = random.and_then(|random| random.synthetic_acceptance.clone());
+    Ok(SpeculationOptions { mode, max_draft_len: arguments.draft_len, adaptive: true, synthetic })
 }
 
 /// All that a start needs but the device.

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 
 use qwill_device::LayerKind;
 use qwill_device::plan::MemoryPlan;
+use qwill_engine::speculation::SpeculationOptions;
 
 use crate::launch::Launch;
 use crate::source::ModelSource;
@@ -21,6 +22,7 @@ pub(crate) fn opening(launch: &Launch) -> String {
     entry(&mut text, "model", &model(launch));
     entry(&mut text, "text", &tokens(launch));
     entry(&mut text, "numerics", &numerics(launch));
+    entry(&mut text, "drafts", &drafts(launch));
     entry(&mut text, "device", &launch.chosen.name());
     for note in &launch.chosen.notes {
         entry(&mut text, "", note);
@@ -141,6 +143,23 @@ fn numerics(launch: &Launch) -> String {
         launch.chosen.state_type.name(),
         launch.numerics(),
     )
+}
+
+fn drafts(launch: &Launch) -> String {
+    let SpeculationOptions { mode, max_draft_len, synthetic, .. } = &launch.speculation;
+    let with_mtp = launch.source.checkpoint.config().geometry.mtp_layers > 0 && mode.uses_mtp();
+    let origins = match (with_mtp, mode.uses_lookup()) {
+        (true, true) => "MTP module and lookup",
+        (true, false) => "MTP module",
+        (false, true) => "lookup",
+        (false, false) => return "none".to_owned(),
+    };
+    match synthetic {
+        Some(table) => format!(
+            "{origins}, up to {max_draft_len} a step; SYNTHETIC ACCEPTANCE {table}: speeds mean something, answers nothing"
+        ),
+        None => format!("{origins}, up to {max_draft_len} a step"),
+    }
 }
 
 #[cfg(test)]

@@ -43,6 +43,9 @@ pub struct SpeculationOptions {
     pub mode: SpecMode,
     /// Most drafts of one sequence in a round, at most [`MAX_DRAFTS`].
     pub max_draft_len: usize,
+    /// Whether depths follow load and success. Otherwise every sequence drafts as much as it can: for tests and
+    /// measurements.
+    pub adaptive: bool,
     /// Accept drafts by this table instead of by the draws: for measuring speed with weights that mean nothing. The text
     /// is then no text of the model.
     pub synthetic: Option<SyntheticAcceptance>,
@@ -50,6 +53,6 @@ pub struct SpeculationOptions {
 
 impl Default for SpeculationOptions {
     fn default() -> Self {
-        Self { mode: SpecMode::default(), max_draft_len: MAX_DRAFTS, synthetic: None }
+        Self { mode: SpecMode::default(), max_draft_len: MAX_DRAFTS, adaptive: true, synthetic: None }
     }
 }

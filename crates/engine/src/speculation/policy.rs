@@ -36,6 +36,9 @@ impl Candidate {
 pub struct DepthPolicy {
     /// Rows of a round at most; never fewer than its sequences.
     pub max_rows: usize,
+    /// Whether to decide at all; otherwise every sequence gets as many drafts as it may have, or, where they do not all
+    /// fit, those with the most get fewer.
+    pub adaptive: bool,
 }
 
 /// One more draft of a sequence.
@@ -58,8 +61,11 @@ impl DepthPolicy {
     /// for all).
     pub fn depths(&self, candidates: &[Candidate], times: &StepTimes) -> Vec<usize> {
         let sequences = candidates.len();
-        let steps = steps(candidates);
         let room = self.max_rows.saturating_sub(sequences);
+        if !self.adaptive {
+            return as_many_as_fit(candidates, room);
+        }
+        let steps = steps(candidates);
         let round_us: Vec<f32> =
             (0..=room.min(steps.len())).map(|drafts| times.round_us(sequences, sequences + drafts)).collect();
         let drafting = candidates.iter().filter(|candidate| candidate.chained()).count();
@@ -85,6 +91,14 @@ impl DepthPolicy {
         }
         depths
     }
+}
+
+/// All drafts, cut to the largest common number with which they fit.
+fn as_many_as_fit(candidates: &[Candidate], room: usize) -> Vec<usize> {
+    let cut = |most: usize| candidates.iter().map(move |candidate| candidate.survival.len().min(most));
+    let longest = cut(usize::MAX).max().unwrap_or(0);
+    let most = (0..=longest).rev().find(|most| cut(*most).sum::<usize>() <= room).unwrap_or(0);
+    cut(most).collect()
 }
 
 /// All possible drafts, the most promising first; along a sequence in their order.
@@ -183,7 +197,7 @@ mod tests {
             times in any_times(),
             max_rows in 1usize..16,
         ) {
-            let policy = DepthPolicy { max_rows };
+            let policy = DepthPolicy { max_rows, adaptive: true };
             let chosen = policy.depths(&candidates, &times);
             prop_assert!(chosen.iter().sum::<usize>() <= max_rows.saturating_sub(candidates.len()));
             let found = rate(&candidates, &chosen, &times);
@@ -213,7 +227,7 @@ mod tests {
                     times.measured(1, rows, us + slower_us * (rows - sequences) as f32);
                     us += row_us;
                 }
-                DepthPolicy { max_rows: 8 }.depths(&candidates, &times).iter().sum::<usize>()
+                DepthPolicy { max_rows: 8, adaptive: true }.depths(&candidates, &times).iter().sum::<usize>()
             };
             prop_assert!(drafts(slower_us) <= drafts(0.0));
         }
@@ -232,7 +246,7 @@ mod tests {
 
     #[test]
     fn likely_drafts_get_rows_and_unlikely_ones_none() {
-        let policy = DepthPolicy { max_rows: 64 };
+        let policy = DepthPolicy { max_rows: 64, adaptive: true };
         let copy = candidate(Source::Copy, &[0.99; 15]);
         let guess = candidate(Source::ShortMatch, &[0.005; 15]);
         assert_eq!(policy.depths(std::slice::from_ref(&copy), &card()), [15]);
@@ -252,13 +266,22 @@ mod tests {
         let mut times = card();
         times.draft_measured(1, 15_000.0);
         let candidates = [candidate(Source::Mtp, &[0.6; 8]), candidate(Source::Copy, &[0.99; 14])];
-        assert_eq!(DepthPolicy { max_rows: 64 }.depths(&candidates, &times), [0, 14]);
+        assert_eq!(DepthPolicy { max_rows: 64, adaptive: true }.depths(&candidates, &times), [0, 14]);
     }
 
     #[test]
     fn a_full_round_has_no_drafts() {
         let copy = candidate(Source::Copy, &[0.99; 15]);
-        assert_eq!(DepthPolicy { max_rows: 3 }.depths(&vec![copy; 3], &card()), [0, 0, 0]);
-        assert_eq!(DepthPolicy { max_rows: 3 }.depths(&[], &card()), [0; 0]);
+        assert_eq!(DepthPolicy { max_rows: 3, adaptive: true }.depths(&vec![copy; 3], &card()), [0, 0, 0]);
+        assert_eq!(DepthPolicy { max_rows: 3, adaptive: true }.depths(&[], &card()), [0; 0]);
+    }
+
+    #[test]
+    fn without_a_decision_everybody_drafts_as_much_as_fits() {
+        let candidates = [4, 0, 15, 2].map(|drafts| candidate(Source::ShortMatch, &vec![0.001; drafts]));
+        let depths = |max_rows| DepthPolicy { max_rows, adaptive: false }.depths(&candidates, &card());
+        assert_eq!(depths(64), [4, 0, 15, 2]);
+        assert_eq!(depths(4 + 12), [4, 0, 6, 2]);
+        assert_eq!(depths(2), [0; 4]);
     }
 }

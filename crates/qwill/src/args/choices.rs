@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use qwill_bench::Dialect;
 use qwill_bench::protocol::Protocol;
 use qwill_device::{Activations, KvType, StateType};
+use qwill_engine::speculation::SpecMode;
 use qwill_weights::Quantize;
 
 /// `--quantize`.
@@ -83,6 +84,30 @@ impl From<StateChoice> for StateType {
         match choice {
             StateChoice::F32 => Self::F32,
             StateChoice::F16 => Self::F16,
+        }
+    }
+}
+
+/// `--spec`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SpecChoice {
+    /// No drafts: every step brings a sequence one token
+    Off,
+    /// The model's MTP module
+    Mtp,
+    /// The sequence's own text: what followed its last tokens where they stood before
+    Lookup,
+    /// Both, whichever promises more
+    Auto,
+}
+
+impl From<SpecChoice> for SpecMode {
+    fn from(choice: SpecChoice) -> Self {
+        match choice {
+            SpecChoice::Off => Self::Off,
+            SpecChoice::Mtp => Self::Mtp,
+            SpecChoice::Lookup => Self::Lookup,
+            SpecChoice::Auto => Self::Auto,
         }
     }
 }

@@ -7,19 +7,21 @@ mod device;
 mod doctor;
 mod model;
 mod serving;
+mod speculation;
 mod values;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs, BenchStepsArgs};
 pub(crate) use choices::{
-    ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, StateChoice,
-    WeightsChoice,
+    ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, SpecChoice,
+    StateChoice, WeightsChoice,
 };
 pub(crate) use device::{DeviceArgs, DeviceChoice};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use model::{MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
 pub(crate) use serving::{ListenArgs, LogArgs, SamplingArgs};
+pub(crate) use speculation::SpeculationArgs;
 pub(crate) use values::ByteCount;
 
 use crate::env;
@@ -91,6 +93,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
+    #[command(flatten)]
     pub(crate) listen: ListenArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -111,6 +115,8 @@ pub(crate) struct ChatArgs {
     pub(crate) numerics: NumericsArgs,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// Talk to this server instead of starting a model, such as `http://127.0.0.1:18020`
     #[arg(long, help_heading = "Conversation", conflicts_with = "model_dir")]
     pub(crate) url: Option<String>,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use qwill_engine::speculation::SyntheticAcceptance;
 use qwill_weights::WeightCache;
 
 use super::values::{self, ByteCount};
@@ -41,6 +42,11 @@ pub(crate) struct RandomArgs {
     /// Seed of the random weights
     #[arg(long, default_value_t = 0, requires = "weights", help_heading = "Model")]
     pub(crate) seed: u64,
+    /// Take drafts for right as often as this says, instead of when they are: shares of steps in which the first, the
+    /// second, ... draft is right with all before it. Random weights agree with no draft, so that nothing else shows
+    /// what speculation would bring. All work is done; whatever the server reports says so
+    #[arg(long, value_name = "LIST", requires = "weights", help_heading = "Model")]
+    pub(crate) synthetic_acceptance: Option<SyntheticAcceptance>,
 }
 
 #[derive(Debug, Args)]

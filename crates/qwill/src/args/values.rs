@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::builder::PossibleValuesParser;
 use qwill_device::{Geometry, MAX_ROUND_ROWS};
+use qwill_engine::speculation::MAX_DRAFTS;
 use qwill_weights::WeightCache;
 
 /// A number of bytes: `24GiB`, `512MiB`, `1.5GB`, `1000000`.
@@ -68,6 +69,14 @@ pub(super) fn round_rows(text: &str) -> Result<usize, String> {
     match positive(text)? {
         rows if rows <= MAX_ROUND_ROWS => Ok(rows),
         _ => Err(format!("a sequence has at most {MAX_ROUND_ROWS} rows in a round")),
+    }
+}
+
+/// Drafts that one sequence may have in a round.
+pub(super) fn drafts(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        drafts if drafts <= MAX_DRAFTS => Ok(drafts),
+        _ => Err(format!("a sequence has at most {MAX_DRAFTS} drafts in a step")),
     }
 }
 
@@ -145,5 +154,7 @@ mod tests {
         assert!(positive("-3").is_err());
         assert_eq!(round_rows("16"), Ok(16));
         assert!(round_rows("17").is_err());
+        assert_eq!(drafts("15"), Ok(15));
+        assert!(drafts("16").is_err() && drafts("0").is_err());
     }
 }

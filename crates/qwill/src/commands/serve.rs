@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use qwill_cuda::CudaGauge;
-use qwill_server::{SamplingDefaults, Server, ServerOptions, TextModel};
+use qwill_server::{EngineMetrics, SamplingDefaults, Server, ServerOptions, TextModel};
 use qwill_weights::GenerationDefaults;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -37,8 +37,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
         tracing::warn!("{bind} is open to the network and no key is set: see --api-key");
     }
 
-    let ServeArgs { model, random, device, numerics, memory, .. } = arguments;
-    let launch = Launch::prepare(model, Some(random), device, numerics, memory)?;
+    let ServeArgs { model, random, device, numerics, memory, speculation, .. } = arguments;
+    let launch = Launch::prepare(model, Some(random), device, numerics, memory, speculation)?;
     let with_screen = arguments.log.log_format == LogFormat::Text;
     if with_screen {
         print!("{}", screen::opening(&launch));
@@ -55,6 +55,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
         strict_params: arguments.listen.strict_params,
         chat_template_kwargs: launch.source.origin.template_arguments(arguments.listen.thinking),
         api_keys,
+        engine_metrics: Some(EngineMetrics::install()?),
         ..ServerOptions::default()
     };
     let names = match arguments.listen.served_name.as_slice() {
@@ -102,6 +103,7 @@ fn log_opening(launch: &Launch) {
         model = launch.source.name,
         parameters = launch.planned.parameters(),
         numerics = launch.numerics(),
+        speculation = launch.speculation.mode.name(),
         device = launch.chosen.name(),
         unused = launch.chosen.notes.join("; "),
         plan_bytes = plan.total_bytes(),

@@ -28,8 +28,8 @@ pub(super) struct LocalServer {
 impl LocalServer {
     /// Loads the model and opens the port.
     pub(super) fn start(arguments: &ChatArgs) -> Result<Self> {
-        let ChatArgs { model, device, numerics, memory, .. } = arguments;
-        let launch = Launch::prepare(model, None, device, numerics, memory)?;
+        let ChatArgs { model, device, numerics, memory, speculation, .. } = arguments;
+        let launch = Launch::prepare(model, None, device, numerics, memory, speculation)?;
         let key = random_key();
         let options = ServerOptions {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
