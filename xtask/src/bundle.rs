@@ -16,7 +16,7 @@ const BUNDLE: &str = ".bundle";
 const MOST_BYTES: u64 = 30 << 20;
 
 /// What is built: package, kind of target, its name.
-const BINARIES: [(&str, &str, &str); 10] = [
+const BINARIES: [(&str, &str, &str); 12] = [
     ("qwill-cuda", "--test", "suite"),
     ("qwill-cuda", "--test", "large"),
     ("qwill-cuda", "--test", "machine"),
@@ -25,13 +25,23 @@ const BINARIES: [(&str, &str, &str); 10] = [
     ("qwill-model", "--test", "mtp"),
     ("qwill-model", "--test", "perplexity"),
     ("qwill-engine", "--test", "one_answer"),
+    ("qwill-engine", "--test", "equality"),
+    ("qwill-engine", "--test", "soak"),
     ("qwill", "--test", "binary"),
     ("qwill", "--bin", "qwill"),
 ];
 
 /// Golden files that the tests above read on a GPU.
-const GOLDEN: [&str; 5] =
-    ["trunk.safetensors", "mtp.safetensors", "mtp.json", "perplexity.json", "behaviour.jsonl"];
+const GOLDEN: [&str; 8] = [
+    "trunk.safetensors",
+    "trunk.json",
+    "mtp.safetensors",
+    "mtp.json",
+    "perplexity.json",
+    "behaviour.jsonl",
+    "chat.jsonl",
+    "tokenizer.jsonl",
+];
 
 /// Kernels of these geometries are compiled for the bundle: those of the tests and of the step times.
 const GEOMETRIES: &str = "odd,tiny,0.8b,27b";

@@ -5,49 +5,12 @@
 #[allow(dead_code, reason = "every test binary uses a part of it")]
 mod common;
 
-use std::sync::atomic::Ordering;
-use std::thread::sleep;
-use std::time::Duration;
-
-use common::client::{Client, Outcome, assert_idle, request};
-use common::{Setup, fast, gpu, reference, seasoned, subjects};
-use qwill_contract::{CancelFlag, EngineHandle, FinishReason, Request, SamplingParams};
+use common::client::{Client, Outcome, assert_idle};
+use common::company::{Dice, mate, submit, wait_for_steps};
+use common::{Setup, fast, gpu, reference, subjects};
+use qwill_contract::{EngineHandle, Request, SamplingParams};
 use qwill_device::{Activations, Device, DeviceError, KvType, StateType};
 use qwill_weights::Quantize;
-
-/// `SplitMix64`: the tests' own dice.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((bits ^ (bits >> 31)) % limit as u64) as usize
-    }
-}
-
-fn submit(handle: &EngineHandle, request: &Request) -> Client {
-    Client::submit(handle, Request { cancel: CancelFlag::default(), ..request.clone() }).unwrap()
-}
-
-/// Random text for somebody whose answer nobody looks at.
-fn mate(dice: &mut Dice) -> Request {
-    let prompt: Vec<u32> = (0..=dice.below(130)).map(|_| dice.below(common::VOCAB) as u32).collect();
-    let sampling = SamplingParams { min_tokens: 0, ..seasoned(1 + dice.below(40), dice.below(100) as u64) };
-    Request { choices: 1 + dice.below(2), ..request(&prompt, sampling) }
-}
-
-fn wait_for_steps(handle: &EngineHandle, steps: u64) {
-    // An idle engine takes no steps, so give up after a while; where the mates come is random anyway.
-    for _ in 0..200 {
-        if handle.load().steps.load(Ordering::Relaxed) >= steps {
-            return;
-        }
-        sleep(Duration::from_micros(200));
-    }
-}
 
 /// Submits the subjects among mates, at random steps, and cancels mates at random steps.
 fn in_company(handle: &EngineHandle, subjects: &[Request], dice: &mut Dice) -> Vec<Outcome> {
@@ -58,8 +21,7 @@ fn in_company(handle: &EngineHandle, subjects: &[Request], dice: &mut Dice) -> V
             mates.push(submit(handle, &mate(dice)));
         }
         clients.push(submit(handle, subject));
-        let now = handle.load().steps.load(Ordering::Relaxed);
-        wait_for_steps(handle, now + dice.below(6) as u64);
+        wait_for_steps(handle, dice.below(6));
         if dice.below(2) == 0 {
             mates[dice.below(mates.len())].cancel.cancel();
         }
@@ -162,45 +124,4 @@ fn on_the_gpu_in_int8() {
 #[test]
 fn on_the_gpu_in_bf16() {
     check_on_the_gpu(Quantize::None, KvType::Bf16, StateType::F16);
-}
-
-#[test]
-fn soak_with_random_cancels() {
-    soak(|| fast(Activations::Int8));
-}
-
-#[test]
-fn soak_with_random_cancels_on_the_gpu() {
-    if let Some(device) = gpu() {
-        soak(device);
-    }
-}
-
-/// Waves of requests with random disconnects: nothing is left behind, and an answer from before is still the same.
-fn soak<D: Device>(device: impl FnOnce() -> Result<D, DeviceError> + Send + 'static) {
-    let (handle, thread) = Setup { sequences: 8, pages: 64, ..Setup::int4() }.start(device);
-    let probe = &subjects(2)[2];
-    let before = submit(&handle, probe).wait();
-    let mut dice = Dice(77);
-    for _ in 0..6 {
-        let clients: Vec<Client> = (0..12).map(|_| submit(&handle, &mate(&mut dice))).collect();
-        for client in &clients {
-            let now = handle.load().steps.load(Ordering::Relaxed);
-            wait_for_steps(&handle, now + dice.below(4) as u64);
-            if dice.below(3) == 0 {
-                client.cancel.cancel();
-            }
-        }
-        for client in clients {
-            let cancelled = client.cancel.is_cancelled();
-            let outcome = client.wait();
-            assert!(!outcome.failed());
-            let was_cut = outcome.choices.iter().any(|choice| choice.end == Some(FinishReason::Cancelled));
-            assert!(cancelled || !was_cut);
-        }
-        assert_idle(handle.load());
-    }
-    assert_eq!(submit(&handle, probe).wait(), before);
-    assert_idle(handle.load());
-    thread.stop().unwrap();
 }

@@ -1,6 +1,7 @@
 mod answers;
 #[allow(dead_code, reason = "the tests on real devices use it too")]
 mod client;
+mod distribution;
 mod drafts;
 mod faults;
 mod harness;

@@ -2,6 +2,8 @@
 
 #[path = "../../src/tests/client.rs"]
 pub(crate) mod client;
+pub(crate) mod company;
+pub(crate) mod prompts;
 
 use std::path::PathBuf;
 
@@ -10,7 +12,7 @@ use qwill_cpu::fast::CpuOptions;
 use qwill_cpu::{CpuDevice, ReferenceDevice};
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::{Activations, Device, DeviceError, KvType, StateType};
-use qwill_engine::speculation::SpeculationOptions;
+use qwill_engine::speculation::{MAX_DRAFTS, SpecMode, SpeculationOptions};
 use qwill_engine::{EngineError, EngineOptions, EngineThread, start};
 use qwill_model::{Model, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
@@ -50,12 +52,26 @@ pub(crate) struct Setup {
     pub(crate) slice: usize,
     pub(crate) sequences: usize,
     pub(crate) pages: usize,
+    pub(crate) spec: SpecMode,
+    pub(crate) draft_len: usize,
+    pub(crate) adaptive: bool,
 }
 
 impl Setup {
     pub(crate) fn f32() -> Self {
         let (quantize, kv_type, state_type) = (Quantize::None, KvType::F32, StateType::F32);
-        Self { quantize, kv_type, state_type, slice: 256, sequences: 16, pages: 128 }
+        let (spec, draft_len, adaptive) = (SpecMode::Auto, MAX_DRAFTS, true);
+        Self {
+            quantize,
+            kv_type,
+            state_type,
+            slice: 256,
+            sequences: 16,
+            pages: 128,
+            spec,
+            draft_len,
+            adaptive,
+        }
     }
 
     /// Weights rounded at load, keys and values in bf16.
@@ -86,7 +102,12 @@ impl Setup {
             queue_capacity: 4096,
             chunk_boundary_token: Some(8167),
             chunk_interval_tokens: 1024,
-            speculation: SpeculationOptions::default(),
+            speculation: SpeculationOptions {
+                mode: self.spec,
+                max_draft_len: self.draft_len,
+                adaptive: self.adaptive,
+                ..SpeculationOptions::default()
+            },
         }
     }
 
