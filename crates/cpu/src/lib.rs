@@ -3,11 +3,13 @@
 
 pub mod fast;
 mod host;
+mod memory;
 pub mod reference;
 mod state;
 mod storage;
 
 pub use fast::CpuDevice;
 pub use host::HostStore;
+pub use memory::available_memory_bytes;
 pub use reference::ReferenceDevice;
 pub use storage::{Buffer, Cache};

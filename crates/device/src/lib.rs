@@ -8,6 +8,7 @@ pub mod batch;
 pub mod cache;
 mod error;
 pub mod geometry;
+mod host_plan;
 pub mod matrix;
 pub mod numeric;
 mod ops;

@@ -11,6 +11,9 @@ use thiserror::Error;
 use crate::batch::{CHUNK_TOKENS, PAGE_TOKENS};
 use crate::{CacheSpec, Geometry, KvType, StateType};
 
+use crate::host_plan::host_part;
+pub use crate::host_plan::{HostMemory, HostPlan, least_host_bytes};
+
 /// Sequences that the plan chooses at most; more only where the user asks for them.
 const MOST_CHOSEN_SEQUENCES: usize = 64;
 
@@ -46,10 +49,12 @@ pub struct PlanOptions {
     pub state_type: StateType,
     /// Rows of a prefill slice at most.
     pub prefill_rows: usize,
+    /// Bytes of the host store at most; 0: none.
+    pub host_cache_bytes: u64,
 }
 
 impl Default for PlanOptions {
-    /// Everything chosen, bf16 KV, f32 states, slices of 256 rows.
+    /// Everything chosen, bf16 KV, f32 states, slices of 256 rows, no host store.
     fn default() -> Self {
         Self {
             max_sequences: None,
@@ -58,6 +63,7 @@ impl Default for PlanOptions {
             kv_type: KvType::Bf16,
             state_type: StateType::F32,
             prefill_rows: 256,
+            host_cache_bytes: 0,
         }
     }
 }
@@ -77,6 +83,8 @@ pub struct PlanInput<'a> {
     pub workspace: WorkspaceBytes<'a>,
     /// Bytes that the plan may use, all together.
     pub budget_bytes: u64,
+    /// How the device keeps pages and states in host memory.
+    pub host: HostMemory,
     /// What the user fixed.
     pub options: PlanOptions,
 }
@@ -92,6 +100,8 @@ pub enum PlanSection {
     States,
     /// Keys and values.
     Kv,
+    /// Pages and states in host memory, where that is the device's as well.
+    Host,
 }
 
 impl PlanSection {
@@ -102,6 +112,7 @@ impl PlanSection {
             Self::Workspace => "workspace",
             Self::States => "states",
             Self::Kv => "kv",
+            Self::Host => "host",
         }
     }
 }
@@ -141,10 +152,12 @@ pub struct MemoryPlan {
     pub kv_type: KvType,
     /// Storage of recurrent states.
     pub state_type: StateType,
+    /// The host store; its bytes are among the rows only where the device's memory is the host's.
+    pub host: Option<HostPlan>,
 }
 
 impl MemoryPlan {
-    /// The rows: weights, workspace, states, KV.
+    /// The rows: weights, workspace, states, KV, host.
     pub fn rows(&self) -> &[PlanRow] {
         &self.rows
     }
@@ -175,9 +188,9 @@ pub enum PlanError {
     /// The least that was asked for is more than the budget.
     #[error(
         "the plan needs {} ({needed_bytes} bytes), the budget is {} ({budget_bytes} bytes): weights {}, workspace {}, \
-         {slots} states {}, {kv_tokens} KV tokens {}; {hint}",
+         {slots} states {}, {kv_tokens} KV tokens {}{}; {hint}",
         readable(*needed_bytes), readable(*budget_bytes), readable(*weight_bytes), readable(*workspace_bytes),
-        readable(*state_bytes), readable(*kv_bytes)
+        readable(*state_bytes), readable(*kv_bytes), host_part(*host_bytes)
     )]
     DoesNotFit {
         /// Bytes of the smallest plan with these options.
@@ -196,6 +209,8 @@ pub enum PlanError {
         kv_tokens: usize,
         /// Part of the KV pages.
         kv_bytes: u64,
+        /// Part of the host store.
+        host_bytes: u64,
         /// What would fit.
         hint: String,
     },
@@ -223,7 +238,8 @@ pub fn plan(input: &PlanInput<'_>) -> Result<MemoryPlan, PlanError> {
     Ok(planner.write(slots, pages))
 }
 
-fn cache_spec(
+/// The caches of a geometry.
+pub fn cache_spec(
     geometry: &Geometry,
     (kv_type, state_type): (KvType, StateType),
     pages: usize,
@@ -246,6 +262,7 @@ struct Planner<'a> {
     page_bytes: u64,
     slot_bytes: u64,
     weight_bytes: u64,
+    host: Option<HostPlan>,
 }
 
 impl<'a> Planner<'a> {
@@ -282,6 +299,7 @@ impl<'a> Planner<'a> {
             input,
             page_bytes: spec.page_bytes(),
             slot_bytes: spec.slot_bytes(),
+            host: HostPlan::within(&spec, options.host_cache_bytes)?,
             weight_bytes: input.weights.iter().fold(0, |sum, weight| sum.saturating_add(weight.bytes)),
         })
     }
@@ -294,15 +312,24 @@ impl<'a> Planner<'a> {
 
     fn workspace(&self, slots: usize) -> Vec<(&'static str, u64)> {
         let (rows, logit_rows) = self.step_rows(slots);
-        (self.input.workspace)(rows, logit_rows)
+        let mut buffers = (self.input.workspace)(rows, logit_rows);
+        let staging_bytes = self.input.host.staging_bytes;
+        if self.host.is_some() && staging_bytes > 0 {
+            buffers.push(("state in transit", staging_bytes));
+        }
+        buffers
+    }
+
+    /// Bytes of the host store that count.
+    fn host_bytes(&self) -> u64 {
+        self.host.filter(|_| self.input.host.is_shared).map_or(0, |host| host.bytes())
     }
 
     /// Everything but the pages.
     fn fixed_bytes(&self, slots: usize) -> u64 {
         let states = self.slot_bytes.saturating_mul(slots as u64);
-        self.workspace(slots)
-            .iter()
-            .fold(self.weight_bytes.saturating_add(states), |sum, (_, bytes)| sum.saturating_add(*bytes))
+        let first = self.weight_bytes.saturating_add(states).saturating_add(self.host_bytes());
+        self.workspace(slots).iter().fold(first, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
     fn total_bytes(&self, slots: usize, pages: usize) -> u64 {
@@ -379,6 +406,10 @@ impl<'a> Planner<'a> {
         rows.push(row(PlanSection::States, "slots", each, self.slot_bytes.saturating_mul(slots as u64)));
         let each = format!("{pages} × {} {}", readable(self.page_bytes), options.kv_type.name());
         rows.push(row(PlanSection::Kv, "pages", each, self.page_bytes.saturating_mul(pages as u64)));
+        if let Some(host) = self.host.filter(|_| self.input.host.is_shared) {
+            let each = format!("{} × {}", host.granules, readable(host.granule_bytes));
+            rows.push(row(PlanSection::Host, "pages, snapshots", each, host.bytes()));
+        }
         let (max_rows, max_logit_rows) = self.step_rows(slots);
         let held = pages.saturating_mul(PAGE_TOKENS);
         MemoryPlan {
@@ -394,6 +425,7 @@ impl<'a> Planner<'a> {
             prefill_rows: options.prefill_rows,
             kv_type: options.kv_type,
             state_type: options.state_type,
+            host: self.host,
         }
     }
 
@@ -405,7 +437,11 @@ impl<'a> Planner<'a> {
             needed_bytes: fixed.saturating_add(kv_bytes),
             budget_bytes: self.input.budget_bytes,
             weight_bytes: self.weight_bytes,
-            workspace_bytes: fixed.saturating_sub(self.weight_bytes).saturating_sub(state_bytes),
+            workspace_bytes: fixed
+                .saturating_sub(self.weight_bytes)
+                .saturating_sub(state_bytes)
+                .saturating_sub(self.host_bytes()),
+            host_bytes: self.host_bytes(),
             slots,
             state_bytes,
             kv_tokens: pages.saturating_mul(PAGE_TOKENS),
@@ -452,7 +488,7 @@ fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
 }
 
 /// Bytes for people: decimal units, as on data sheets.
-fn readable(bytes: u64) -> String {
+pub(crate) fn readable(bytes: u64) -> String {
     let value = bytes as f64;
     match bytes {
         0..1_000 => format!("{bytes} B"),
@@ -492,7 +528,11 @@ impl fmt::Display for MemoryPlan {
             self.kv_tokens(),
             self.max_context_tokens,
             self.prefill_rows
-        )
+        )?;
+        match &self.host {
+            Some(host) => write!(out, "\nhost cache {host}"),
+            None => write!(out, "\nno host cache: prompts are always computed from the start"),
+        }
     }
 }
 
@@ -500,6 +540,9 @@ impl fmt::Display for MemoryPlan {
 mod tests {
     use super::*;
     use crate::{LayerKind, WeightFormat};
+
+    /// A stored state of the 27B in halves.
+    const STATE_BYTES: u64 = 75_497_472 + 48 * 3 * 10_240 * 2;
 
     /// Weights of a geometry: int4 body, int8 head and embedding.
     fn quantised(geometry: &Geometry) -> Vec<PlanWeight> {
@@ -539,6 +582,7 @@ mod tests {
             weights: &weights,
             workspace: &workspace,
             budget_bytes,
+            host: HostMemory { is_shared: false, staging_bytes: STATE_BYTES },
             options,
         })
     }
@@ -563,7 +607,7 @@ mod tests {
         assert_eq!(caches.map(|row| row.bytes).sum::<u64>(), spec.bytes());
         let text = plan.to_string();
         assert!(text.contains("embedding") && text.contains("total") && text.contains("left"), "{text}");
-        let widths: Vec<usize> = text.lines().rev().skip(1).map(|line| line.chars().count()).collect();
+        let widths: Vec<usize> = text.lines().rev().skip(2).map(|line| line.chars().count()).collect();
         assert!(widths.iter().all(|width| *width == widths[0]), "columns are not aligned:\n{text}");
     }
 
@@ -599,6 +643,44 @@ mod tests {
         assert_eq!((plan.slots, plan.state_type), (64, StateType::F16));
         assert!(plan.to_string().contains("64 × 120.6 MB f16"), "{plan}");
         plan_27b(24 << 30, PlanOptions { state_type: StateType::F32, ..options }).unwrap_err();
+    }
+
+    #[test]
+    fn a_host_cache_takes_room_for_one_state_of_a_card_and_all_of_itself_of_the_host() {
+        let options = PlanOptions {
+            max_sequences: Some(8),
+            kv_tokens: Some(65_536),
+            state_type: StateType::F16,
+            host_cache_bytes: 8 << 30,
+            ..Default::default()
+        };
+        let without = plan_27b(24 << 30, PlanOptions { host_cache_bytes: 0, ..options }).unwrap();
+        let with = plan_27b(24 << 30, options).unwrap();
+        assert_eq!((without.host, with.total_bytes() - without.total_bytes()), (None, STATE_BYTES));
+        let host = with.host.unwrap();
+        assert_eq!((host.granule_bytes, host.granules, host.state_granules), (4_456_448, 1927, 18));
+        assert_eq!((host.bytes(), host.most_states()), (1927 * 4_456_448, 107));
+        let text = with.to_string();
+        let words = "host cache 8.588 GB: up to 107 snapshots of 78.4 MB, or 123328 KV tokens";
+        assert!(text.ends_with(words), "{text}");
+
+        let geometry = Geometry::named("27b").unwrap();
+        let on_the_host = |budget_bytes| {
+            let host = HostMemory { is_shared: true, staging_bytes: 0 };
+            let weights = quantised(&geometry);
+            plan(&PlanInput {
+                geometry: &geometry,
+                weights: &weights,
+                workspace: &workspace,
+                budget_bytes,
+                host,
+                options,
+            })
+        };
+        let shared = on_the_host(64 << 30).unwrap();
+        assert_eq!(shared.total_bytes(), without.total_bytes() + host.bytes());
+        let refusal = on_the_host(24 << 30).unwrap_err().to_string();
+        assert!(refusal.contains("host cache 8.588 GB"), "{refusal}");
     }
 
     #[test]

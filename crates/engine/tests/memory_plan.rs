@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use qwill_device::batch::{CHUNK_TOKENS, PAGE_TOKENS};
-use qwill_device::plan::{MemoryPlan, PlanError, PlanInput, PlanOptions, PlanWeight, plan};
+use qwill_device::plan::{HostMemory, MemoryPlan, PlanError, PlanInput, PlanOptions, PlanWeight, plan};
 use qwill_device::{Geometry, KvType, StateType};
 
 fn geometry() -> impl Strategy<Value = Geometry> {
@@ -25,6 +25,7 @@ fn options() -> impl Strategy<Value = PlanOptions> {
         kv_type,
         state_type: if prefill_rows % 2 == 0 { StateType::F32 } else { StateType::F16 },
         prefill_rows,
+        host_cache_bytes: if prefill_rows.is_multiple_of(3) { 0 } else { prefill_rows as u64 * 4_000_000 },
     })
 }
 
@@ -49,7 +50,9 @@ fn make(
             ("logits", logit_rows as u64 * geometry.vocab as u64 * 4),
         ]
     };
-    plan(&PlanInput { geometry, weights, workspace: &workspace, budget_bytes, options })
+    let is_shared = options.prefill_rows.is_multiple_of(2);
+    let host = HostMemory { is_shared, staging_bytes: if is_shared { 0 } else { 78_000_000 } };
+    plan(&PlanInput { geometry, weights, workspace: &workspace, budget_bytes, host, options })
 }
 
 proptest! {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{fast, repository};
 use qwill_cpu::CpuDevice;
 use qwill_device::batch::PAGE_TOKENS;
-use qwill_device::plan::{MemoryPlan, PlanInput, PlanOptions, PlanWeight, plan};
+use qwill_device::plan::{HostMemory, MemoryPlan, PlanInput, PlanOptions, PlanWeight, plan};
 use qwill_device::sample::ScoreRow;
 use qwill_device::{Activations, Batch, Chunk, Device, KvType, Phase, SampleRow, Span, StateType};
 use qwill_model::{Model, ModelOptions, MtpHidden, plan_weights, workspace_bytes};
@@ -95,9 +95,12 @@ fn planned(
         kv_tokens: Some(2048),
         kv_type,
         state_type,
+        host_cache_bytes: 40 << 20,
         ..PlanOptions::default()
     };
-    plan(&PlanInput { geometry, weights: &weights, workspace: &workspace, budget_bytes: 1 << 30, options })
+    let host = HostMemory { is_shared: true, staging_bytes: 0 };
+    let budget_bytes = 1 << 30;
+    plan(&PlanInput { geometry, weights: &weights, workspace: &workspace, budget_bytes, host, options })
         .unwrap()
 }
 
@@ -170,6 +173,11 @@ fn steps(model: &mut Model<CpuDevice>, plan: &MemoryPlan) {
     }
     model.copy_slot(0, 1).unwrap();
     model.copy_page(0, 9).unwrap();
+    let granules: Vec<u32> = (0..model.state_granules() as u32).collect();
+    model.store_state(0, 64, &granules).unwrap();
+    model.load_state(1, 64, &granules).unwrap();
+    model.store_page(0, 0).unwrap();
+    model.load_page(9, 0).unwrap();
 }
 
 fn check(quantize: Quantize, kv_type: KvType, state_type: StateType, activations: Activations) {
@@ -183,7 +191,7 @@ fn check(quantize: Quantize, kv_type: KvType, state_type: StateType, activations
         state_type,
         pages: plan.pages,
         slots: plan.slots,
-        host_granules: 0,
+        host_granules: plan.host.unwrap().granules,
         max_rows: plan.max_rows,
         max_logit_rows: plan.max_logit_rows,
     };

@@ -1,22 +1,22 @@
 //! The device that serves: chosen by a flag or by what is there, and open, because only an open one is known to work.
 
 use anyhow::Result;
-use qwill_cpu::CpuDevice;
 use qwill_cpu::fast::{CpuOptions, Isa};
+use qwill_cpu::{CpuDevice, available_memory_bytes};
 use qwill_cuda::{CudaDevice, CudaGauge, driver_facts};
 use qwill_device::{Activations, Device, KvType, StateType, WeightFormat};
 use qwill_weights::{Checkpoint, Quantize};
 
 use crate::args::{DeviceArgs, DeviceChoice, MemoryArgs, NumericsArgs};
 use crate::gpu::{self, Wanted};
-use crate::planning::{self, Planned, Sizes};
+use crate::planning::{self, HostCache, Planned, Sizes};
 use crate::units;
 
 /// The part of the processor's free memory that a plan takes when no budget is given: the rest is for tokenizer, HTTP,
 /// page cache and neighbours.
 const SHARE_OF_FREE_MEMORY: f64 = 0.8;
 
-/// Most that a plan on the processor takes beside the weights when no budget is given. A processor serves a few
+/// Most that a plan on the processor takes beside the weights and the host cache when no budget is given. A processor serves a few
 /// sequences at once; what it could hold in hundreds of gigabytes is not what somebody meant who named no number.
 const BESIDE_THE_WEIGHTS_BYTES: u64 = 4 << 30;
 
@@ -161,22 +161,32 @@ impl Chosen {
         let options = planning::options(memory, self.kv_type, self.state_type);
         match &self.device {
             OpenDevice::Cpu(device, _) => {
-                let sizes = Sizes::of(&**device, 0);
+                let sizes = Sizes::of_the_processor(&**device);
+                let free_bytes = device.facts().memory_bytes;
+                let host_cache = HostCache::on_the_processor(memory, free_bytes);
                 let budget_bytes = memory.memory.map_or_else(
                     || {
-                        let free = device.facts().memory_bytes as f64 * SHARE_OF_FREE_MEMORY;
+                        let free = free_bytes as f64 * SHARE_OF_FREE_MEMORY;
                         let weights = sizes.weight_bytes(checkpoint, quantize);
-                        (free as u64).min(weights + BESIDE_THE_WEIGHTS_BYTES)
+                        (free as u64).min(weights + BESIDE_THE_WEIGHTS_BYTES + host_cache.bytes())
                     },
                     |budget| budget.0,
                 );
-                Ok(planning::plan(checkpoint, quantize, options, budget_bytes, &sizes)?)
+                planning::plan_checkpoint(checkpoint, quantize, options, host_cache, budget_bytes, &sizes)
             }
             OpenDevice::Cuda(device) => {
                 let card = device.memory();
-                let sizes = Sizes::of(&**device, card.driver_bytes);
-                planning::plan(checkpoint, quantize, options, card.budget_bytes, &sizes)
-                    .map_err(|error| planning::explain(error, &card))
+                let sizes = Sizes::of_an_open_gpu(&**device, card.driver_bytes);
+                let host_cache = HostCache::beside_a_gpu(memory, available_memory_bytes())?;
+                planning::plan_checkpoint(
+                    checkpoint,
+                    quantize,
+                    options,
+                    host_cache,
+                    card.budget_bytes,
+                    &sizes,
+                )
+                .map_err(|error| planning::explain(error, &card))
             }
         }
     }

@@ -100,7 +100,7 @@ impl Launch {
             state_type: memory.state_type,
             pages: memory.pages,
             slots: memory.slots,
-            host_granules: 0,
+            host_granules: memory.host.map_or(0, |host| host.granules),
             max_rows: memory.max_rows,
             max_logit_rows: memory.max_logit_rows,
         };

@@ -2,8 +2,10 @@
 
 use anyhow::{Context, Error, Result};
 use qwill_cuda::{CudaMemory, TYPICAL_DRIVER_BYTES};
-use qwill_device::plan::{MemoryPlan, PlanError, PlanInput, PlanOptions, PlanWeight};
-use qwill_device::{Device, Geometry, KvType, Precision, StateType, WeightFormat};
+use qwill_device::plan::{
+    HostMemory, MemoryPlan, PlanError, PlanInput, PlanOptions, PlanWeight, cache_spec, least_host_bytes, plan,
+};
+use qwill_device::{CacheSpec, Device, Geometry, KvType, Precision, StateType, WeightFormat};
 use qwill_model::PlanGroup;
 use qwill_weights::{Checkpoint, Quantize};
 
@@ -39,14 +41,29 @@ pub(crate) struct Sizes<'a> {
     buffer: Box<BufferBytes<'a>>,
     /// See [`Device::scratch_bytes`].
     scratch: Box<ScratchBytes<'a>>,
+    /// See [`Device::host_staging_bytes`].
+    host_staging: Box<dyn Fn(&CacheSpec) -> u64 + 'a>,
+    /// The device's memory is the host's.
+    is_host: bool,
     /// What a driver takes for itself and for kernels.
     pub(crate) driver_bytes: u64,
 }
 
 impl<'a> Sizes<'a> {
-    /// Of a device that is open.
-    pub(crate) fn of(device: &'a impl Device, driver_bytes: u64) -> Self {
+    /// Of the processor.
+    pub(crate) fn of_the_processor(device: &'a impl Device) -> Self {
+        Self::of(device, true, 0)
+    }
+
+    /// Of a GPU that is open.
+    pub(crate) fn of_an_open_gpu(device: &'a impl Device, driver_bytes: u64) -> Self {
+        Self::of(device, false, driver_bytes)
+    }
+
+    fn of(device: &'a impl Device, is_host: bool, driver_bytes: u64) -> Self {
         Self {
+            host_staging: Box::new(|spec| device.host_staging_bytes(spec)),
+            is_host,
             matrix: Box::new(|format, rows, cols| device.matrix_bytes(format, rows, cols)),
             buffer: Box::new(|rows, cols, precision| device.buffer_bytes(rows, cols, precision)),
             scratch: Box::new(|geometry, rows, logit_rows| device.scratch_bytes(geometry, rows, logit_rows)),
@@ -60,6 +77,8 @@ impl<'a> Sizes<'a> {
             matrix: Box::new(qwill_cuda::matrix_bytes),
             buffer: Box::new(qwill_cuda::buffer_bytes),
             scratch: Box::new(qwill_cuda::scratch_bytes),
+            host_staging: Box::new(qwill_cuda::host_staging_bytes),
+            is_host: false,
             driver_bytes: TYPICAL_DRIVER_BYTES,
         }
     }
@@ -80,14 +99,65 @@ pub(crate) fn options(memory: &MemoryArgs, kv_type: KvType, state_type: StateTyp
         kv_type,
         state_type,
         prefill_rows: memory.prefill_slice,
+        host_cache_bytes: 0,
     }
 }
 
-/// Plans a checkpoint within a budget.
-pub(crate) fn plan(
+/// The host cache where nobody asks for another one. Conversations of a few people fit, and a machine with a GPU has it.
+const USUAL_HOST_CACHE_BYTES: u64 = 8 << 30;
+
+/// Memory of the host for pages and states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HostCache {
+    /// As much as a flag says.
+    Asked(u64),
+    /// Nobody said.
+    Usual(u64),
+}
+
+impl HostCache {
+    /// What it takes at most.
+    pub(crate) fn bytes(self) -> u64 {
+        match self {
+            Self::Asked(bytes) | Self::Usual(bytes) => bytes,
+        }
+    }
+
+    /// For a GPU in a machine with enough memory.
+    pub(crate) fn elsewhere(memory: &MemoryArgs) -> Self {
+        memory.host_cache.map_or(Self::Usual(USUAL_HOST_CACHE_BYTES), |flag| Self::Asked(flag.0))
+    }
+
+    /// For a GPU in a machine with so much free memory. Page-locked memory is taken for good, so that some has to be left
+    /// for everybody else.
+    pub(crate) fn beside_a_gpu(memory: &MemoryArgs, free_bytes: u64) -> Result<Self> {
+        match memory.host_cache {
+            Some(flag) if flag.0 > free_bytes / 5 * 4 => {
+                let (asked, free) = (units::bytes(flag.0), units::bytes(free_bytes));
+                Err(Hinted::error(
+                    format!("a host cache of {asked} is more than four fifths of the {free} that are free"),
+                    "give a smaller --host-cache, or 0 for none",
+                ))
+            }
+            Some(flag) => Ok(Self::Asked(flag.0)),
+            None => Ok(Self::Usual(USUAL_HOST_CACHE_BYTES.min(free_bytes / 2))),
+        }
+    }
+
+    /// For the processor, whose caches are in the same memory.
+    pub(crate) fn on_the_processor(memory: &MemoryArgs, free_bytes: u64) -> Self {
+        let within = memory.memory.map_or(free_bytes, |budget| budget.0);
+        let usual = Self::Usual(USUAL_HOST_CACHE_BYTES.min(within / 8));
+        memory.host_cache.map_or(usual, |flag| Self::Asked(flag.0))
+    }
+}
+
+/// Plans a checkpoint within a budget of bytes. A host cache that nobody asked for is left out where it does not fit.
+pub(crate) fn plan_checkpoint(
     checkpoint: &Checkpoint,
     quantize: Quantize,
     options: PlanOptions,
+    host_cache: HostCache,
     budget_bytes: u64,
     sizes: &Sizes<'_>,
 ) -> Result<Planned> {
@@ -109,8 +179,18 @@ pub(crate) fn plan(
         }
         buffers
     };
-    let input = PlanInput { geometry, weights: &weights, workspace: &workspace, budget_bytes, options };
-    let memory = qwill_device::plan::plan(&input).context("the model does not fit as asked")?;
+    let spec = cache_spec(geometry, (options.kv_type, options.state_type), 1, 1);
+    let host = HostMemory { is_shared: sizes.is_host, staging_bytes: (sizes.host_staging)(&spec) };
+    let with = |host_cache_bytes| {
+        let options = PlanOptions { host_cache_bytes, ..options };
+        plan(&PlanInput { geometry, weights: &weights, workspace: &workspace, budget_bytes, host, options })
+    };
+    let planned = match host_cache {
+        HostCache::Usual(bytes) if bytes >= least_host_bytes(&spec) => with(bytes).or_else(|_| with(0)),
+        HostCache::Usual(_) => with(0),
+        HostCache::Asked(bytes) => with(bytes),
+    };
+    let memory = planned.context("the model does not fit as asked")?;
     Ok(Planned { memory, weights: groups })
 }
 
@@ -135,6 +215,7 @@ pub(crate) fn body_format(checkpoint: &Checkpoint, quantize: Quantize) -> Weight
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::ByteCount;
 
     fn refusal(needed_bytes: u64, budget_bytes: u64) -> Error {
         let plan = PlanError::DoesNotFit {
@@ -146,9 +227,38 @@ mod tests {
             state_bytes: 1 << 30,
             kv_tokens: 32_768,
             kv_bytes: 2 << 30,
+            host_bytes: 0,
             hint: "2 sequences would fit with 4096 KV tokens".to_owned(),
         };
         Err::<(), _>(plan).context("the model does not fit as asked").unwrap_err()
+    }
+
+    #[test]
+    fn the_host_cache_is_a_part_of_what_is_free() {
+        let memory = |host_cache: Option<u64>, memory: Option<u64>| MemoryArgs {
+            memory: memory.map(ByteCount),
+            max_sequences: None,
+            max_context: None,
+            kv_tokens: None,
+            prefill_slice: 256,
+            host_cache: host_cache.map(ByteCount),
+        };
+        let gib = |count: u64| count << 30;
+        let (open, off) = (memory(None, None), memory(Some(0), None));
+        assert_eq!(HostCache::elsewhere(&open), HostCache::Usual(gib(8)));
+        assert_eq!(HostCache::elsewhere(&off), HostCache::Asked(0));
+        assert_eq!(HostCache::beside_a_gpu(&open, gib(100)).unwrap(), HostCache::Usual(gib(8)));
+        assert_eq!(HostCache::beside_a_gpu(&open, gib(10)).unwrap(), HostCache::Usual(gib(5)));
+        let asked = memory(Some(gib(20)), None);
+        assert_eq!(HostCache::beside_a_gpu(&asked, gib(25)).unwrap(), HostCache::Asked(gib(20)));
+        let refusal = HostCache::beside_a_gpu(&asked, gib(24)).unwrap_err().to_string();
+        assert!(refusal.contains("four fifths"), "{refusal}");
+        assert_eq!(HostCache::on_the_processor(&open, gib(16)), HostCache::Usual(gib(2)));
+        assert_eq!(
+            HostCache::on_the_processor(&memory(None, Some(gib(4))), gib(16)),
+            HostCache::Usual(gib(4) / 8)
+        );
+        assert_eq!(HostCache::on_the_processor(&asked, gib(16)), HostCache::Asked(gib(20)));
     }
 
     fn card(free_bytes: u64, budget_bytes: u64) -> CudaMemory {

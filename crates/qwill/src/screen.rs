@@ -53,6 +53,13 @@ fn memory(text: &mut String, plan: &MemoryPlan) {
         units::grouped(plan.max_context_tokens),
     );
     entry(text, "in all", &summary);
+    let host = plan.host.map_or_else(
+        || "none: prompts are always computed from the start".to_owned(),
+        |host| {
+            format!("{}, up to {} snapshots", units::bytes(host.bytes()), units::grouped(host.most_states()))
+        },
+    );
+    entry(text, "host cache", &host);
 }
 
 /// When requests are taken: how long it took, what the GPU gave, and what to do now.

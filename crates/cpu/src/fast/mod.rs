@@ -81,7 +81,7 @@ impl CpuDevice {
             level,
             pool,
             scratch: Scratch::new(options.threads),
-            memory_bytes: available_memory_bytes(),
+            memory_bytes: crate::available_memory_bytes(),
         })
     }
 
@@ -120,11 +120,4 @@ fn rows_per_piece(rows: usize, elements_per_row: usize, threads: usize) -> usize
         return rows.max(1);
     }
     rows.div_ceil(4 * threads).max(1)
-}
-
-/// Memory that the operating system says is available; without an answer, no limit.
-fn available_memory_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB"));
-    kib.and_then(|kib| kib.trim().parse::<u64>().ok()).map_or(u64::MAX, |kib| kib * 1024)
 }

@@ -18,7 +18,7 @@ use qwill_device::{
     GdnWeights, Geometry, KvPage, MatrixData, Precision, SampleRow, Sampled, ScoreRow, WeightFormat,
 };
 
-use crate::{Buffer, Cache, HostStore};
+use crate::{Buffer, Cache, HostStore, available_memory_bytes};
 use check::Check;
 use linear::row_slices;
 pub use matrix::Matrix;
@@ -36,13 +36,6 @@ impl ReferenceDevice {
     pub fn new(activations: Activations) -> Self {
         Self { activations, memory_bytes: available_memory_bytes() }
     }
-}
-
-/// Memory that the operating system says is available; without an answer, no limit.
-fn available_memory_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB"));
-    kib.and_then(|kib| kib.trim().parse::<u64>().ok()).map_or(u64::MAX, |kib| kib * 1024)
 }
 
 impl Device for ReferenceDevice {

@@ -85,4 +85,10 @@ pub(crate) struct MemoryArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = values::positive)]
     #[arg(env = env::PREFILL_SLICE, help_heading = "Memory")]
     pub(crate) prefill_slice: usize,
+    /// Memory of the host for beginnings of prompts that were computed before: states at messages' ends, and keys and
+    /// values that the device has no room for; 0 for none [default: 8GiB, at most half of what is free; on the processor an
+    /// eighth of --memory or of what is free]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes_or_none)]
+    #[arg(env = env::HOST_CACHE, help_heading = "Memory")]
+    pub(crate) host_cache: Option<ByteCount>,
 }

@@ -40,6 +40,11 @@ impl FromStr for ByteCount {
     }
 }
 
+/// A number of bytes, or 0.
+pub(super) fn bytes_or_none(text: &str) -> Result<ByteCount, String> {
+    if text.trim() == "0" { Ok(ByteCount(0)) } else { text.parse() }
+}
+
 /// Geometries by name.
 pub(super) fn geometry_names() -> PossibleValuesParser {
     PossibleValuesParser::new(Geometry::NAMES)

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::args::PlanArgs;
 use crate::device::Chosen;
-use crate::planning::{self, Planned, Sizes};
+use crate::planning::{self, HostCache, Planned, Sizes};
 use crate::source::{self, ModelSource};
 use crate::units;
 
@@ -29,7 +29,9 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<()> {
             let kv_type = arguments.numerics.kv_type.map_or(KvType::Bf16, KvType::from);
             let state_type = StateType::from(arguments.numerics.state_type);
             let options = planning::options(&arguments.memory, kv_type, state_type);
-            planning::plan(&checkpoint, quantize, options, budget_bytes, &Sizes::of_a_gpu())?
+            let host_cache = HostCache::elsewhere(&arguments.memory);
+            let sizes = Sizes::of_a_gpu();
+            planning::plan_checkpoint(&checkpoint, quantize, options, host_cache, budget_bytes, &sizes)?
         }
         None => Chosen::open(&checkpoint, quantize, &arguments.device, &arguments.numerics)?.plan(
             &checkpoint,
@@ -57,8 +59,25 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<()> {
 
 fn as_json(name: &str, planned: &Planned) -> Value {
     let MemoryPlan {
-        budget_bytes, pages, slots, max_context_tokens, prefill_rows, kv_type, state_type, ..
+        budget_bytes,
+        pages,
+        slots,
+        max_context_tokens,
+        prefill_rows,
+        kv_type,
+        state_type,
+        host,
+        ..
     } = &planned.memory;
+    let host_cache = host.map(|host| {
+        json!({
+            "bytes": host.bytes(),
+            "granules": host.granules,
+            "granule_bytes": host.granule_bytes,
+            "snapshot_bytes": host.state_bytes,
+            "snapshots": host.most_states(),
+        })
+    });
     let rows: Vec<Value> = planned
         .memory
         .rows()
@@ -85,6 +104,7 @@ fn as_json(name: &str, planned: &Planned) -> Value {
         "state_type": state_type.name(),
         "max_context_tokens": max_context_tokens,
         "prefill_slice_tokens": prefill_rows,
+        "host_cache": host_cache,
         "rows": rows,
         "weights": weights,
     })

@@ -112,6 +112,7 @@ fn log_opening(launch: &Launch) {
         sequences = plan.slots,
         kv_tokens = plan.kv_tokens(),
         context_tokens = plan.max_context_tokens,
+        host_cache_bytes = plan.host.map_or(0, |host| host.bytes()),
         "starting"
     );
 }

@@ -16,7 +16,7 @@ use qwill_device::{Device, Precision, WeightFormat};
 use qwill_model::{Model, ModelOptions, StoredAs};
 use qwill_weights::{Checkpoint, Quantize};
 
-use crate::args::{BenchStepsArgs, MemoryArgs};
+use crate::args::{BenchStepsArgs, ByteCount, MemoryArgs};
 use crate::device::{Chosen, OpenDevice};
 use crate::planning::Planned;
 use crate::progress::LoadDisplay;
@@ -138,6 +138,7 @@ fn needed_memory(arguments: &BenchStepsArgs, cases: &[Case]) -> MemoryArgs {
         max_context: None,
         kv_tokens: Some(most(|case| case.batch.page_table.len()) * qwill_device::batch::PAGE_TOKENS),
         prefill_slice: most(|case| case.batch.rows()).max(qwill_device::batch::CHUNK_TOKENS),
+        host_cache: Some(ByteCount(0)),
     }
 }
 
