@@ -27,15 +27,19 @@ impl BatchBuilder {
 
     /// The next tokens of a sequence, whose caches end at `sequence.position`. Returns the first row.
     pub(crate) fn add_span(&mut self, sequence: &Sequence, tokens: &[u32]) -> usize {
+        self.add(sequence, sequence.position, sequence.ring_len, tokens)
+    }
+
+    /// Rows of the MTP module, which has no recurrent state: the row of a position has the token after it.
+    pub(crate) fn add_mtp_span(&mut self, sequence: &Sequence, position: usize, tokens: &[u32]) -> usize {
+        self.add(sequence, position, 0, tokens)
+    }
+
+    fn add(&mut self, sequence: &Sequence, position: usize, ring_len: usize, tokens: &[u32]) -> usize {
         let first_row = self.batch.rows();
-        let span = Span {
-            first_row,
-            rows: tokens.len(),
-            position: sequence.position,
-            slot: sequence.slot,
-            ring_len: sequence.ring_len,
-            first_page: self.batch.page_table.len(),
-        };
+        let (rows, slot) = (tokens.len(), sequence.slot);
+        let first_page = self.batch.page_table.len();
+        let span = Span { first_row, rows, position, slot, ring_len, first_page };
         self.batch.page_table.extend_from_slice(&sequence.pages[..span.pages()]);
         self.batch.tokens.extend_from_slice(tokens);
         self.batch.spans.push(span);

@@ -15,6 +15,7 @@ use crate::pages::PageAllocator;
 use crate::schedule::{RequestKey, Schedule, SequenceKey, Step};
 use crate::sequence::{EndRule, Sequence};
 use crate::slots::SlotAllocator;
+use crate::speculation::{Acceptance, StepTimes};
 use crate::{EngineOptions, StepModel};
 
 /// How often an idle engine looks whether it is to stop: a drain is a flag, nothing wakes the channel.
@@ -29,6 +30,9 @@ pub(crate) struct Engine<M> {
     pub(crate) slots: SlotAllocator,
     pub(crate) live: BTreeMap<RequestKey, Live>,
     pub(crate) schedule: Schedule,
+    /// How often drafts of all sequences were right.
+    pub(crate) acceptance: Acceptance,
+    pub(crate) step_times: StepTimes,
     waiting: WaitingQueue<Submission>,
     chunk_rule: ChunkRule,
     next_key: RequestKey,
@@ -43,6 +47,8 @@ impl<M: StepModel> Engine<M> {
             slots: SlotAllocator::new(options.max_sequences),
             live: BTreeMap::new(),
             schedule: Schedule::new(options.step_limits()),
+            acceptance: Acceptance::of_server(),
+            step_times: StepTimes::new(),
             waiting: WaitingQueue::new(),
             chunk_rule: options.chunk_rule(),
             next_key: 0,
@@ -253,6 +259,11 @@ impl<M: StepModel> Engine<M> {
         if finished {
             self.live.remove(&request);
         }
+    }
+
+    /// A sequence that has not ended.
+    pub(crate) fn sequence_mut(&mut self, key: SequenceKey) -> Option<&mut Sequence> {
+        self.live.get_mut(&key.request)?.sequences.get_mut(key.choice)?.as_mut()
     }
 
     pub(crate) fn send(&mut self, request: RequestKey, event: Event) {

@@ -23,6 +23,7 @@
 mod admission;
 mod batch;
 mod chunks;
+mod draft_step;
 mod engine;
 mod error;
 mod live;
@@ -39,6 +40,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 mod thread;
+mod warm_up;
 
 pub use error::EngineError;
 pub use model::StepModel;

@@ -2,7 +2,7 @@ use std::error::Error;
 
 use qwill_device::sample::ScoreRow;
 use qwill_device::{Batch, Device, SampleRow, Sampled};
-use qwill_model::{Model, ModelError};
+use qwill_model::{Model, ModelError, MtpHidden};
 
 /// What the engine needs of a model: steps over rows, draws from their logits, and care for slots and pages.
 ///
@@ -14,6 +14,11 @@ pub trait StepModel: 'static {
 
     /// Runs the trunk over the batch. Logits of batch row `logit_rows[i]` end up in logits row `i`.
     fn forward(&mut self, batch: &Batch, logit_rows: &[usize]) -> Result<(), Self::Error>;
+    /// Whether the model has an MTP module.
+    fn has_mtp(&self) -> bool;
+    /// Runs the MTP module over the batch, as [`Model::mtp`] says; its logits take the place of the last step's, unless
+    /// none are asked for.
+    fn mtp(&mut self, batch: &Batch, hidden: MtpHidden<'_>, logit_rows: &[usize]) -> Result<(), Self::Error>;
     /// Draws a token for each entry from the logits of the last step.
     fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, Self::Error>;
     /// Log-probabilities of given tokens at the logits of the last step.
@@ -52,6 +57,12 @@ impl<D: Device> StepModel for Model<D> {
 
     fn forward(&mut self, batch: &Batch, logit_rows: &[usize]) -> Result<(), ModelError> {
         Model::forward(self, batch, logit_rows)
+    }
+    fn has_mtp(&self) -> bool {
+        Model::has_mtp(self)
+    }
+    fn mtp(&mut self, batch: &Batch, hidden: MtpHidden<'_>, logit_rows: &[usize]) -> Result<(), ModelError> {
+        Model::mtp(self, batch, hidden, logit_rows)
     }
     fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, ModelError> {
         Model::sample(self, rows)

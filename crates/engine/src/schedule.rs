@@ -112,6 +112,11 @@ impl Schedule {
         self.running.retain(|other| *other != sequence);
     }
 
+    /// Sequences that take part in rounds.
+    pub(crate) fn running(&self) -> usize {
+        self.running.len()
+    }
+
     /// Plans the next step and gives its members their next turn at the back. `rows` says how many rows a sequence
     /// wants in a round, each with logits; where they do not all fit, those that want most get fewer. `None` where there is nothing to do.
     pub(crate) fn next<'a>(

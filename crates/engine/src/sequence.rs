@@ -7,6 +7,8 @@ use qwill_contract::{FinishReason, Request};
 use qwill_device::RING_TOKENS;
 use qwill_device::batch::MAX_ROUND_ROWS;
 
+use crate::speculation::Drafter;
+
 /// Tokens that penalties look at: each once, in order of first appearance, so that the list depends on the
 /// sequence alone.
 #[derive(Debug, Clone, Default)]
@@ -102,6 +104,8 @@ pub(crate) struct Sequence {
     pub(crate) pending: Vec<u32>,
     /// Guesses of what is drawn after the pending token, for the next round to verify.
     pub(crate) drafts: Vec<u32>,
+    /// From the first token on, where anything drafts.
+    pub(crate) drafter: Option<Drafter>,
     /// Tokens drawn.
     pub(crate) generated: usize,
     /// For penalties; stays empty where no penalty is asked for.
@@ -124,6 +128,7 @@ impl Sequence {
             ring_len: 0,
             pending: Vec::new(),
             drafts: Vec::new(),
+            drafter: None,
             generated: 0,
             seen,
             seed: sampling.seed.wrapping_add(choice as u64),
@@ -147,9 +152,9 @@ impl Sequence {
         MAX_ROUND_ROWS.min(ring_room).min(tokens_left)
     }
 
-    /// Tokens of a round of `rows` rows.
-    pub(crate) fn round_tokens(&self, rows: usize) -> Vec<u32> {
-        self.pending.iter().chain(&self.drafts).copied().take(rows).collect()
+    /// Tokens of its next round.
+    pub(crate) fn round_tokens(&self) -> Vec<u32> {
+        [&self.pending[..], &self.drafts].concat()
     }
 
     /// Takes what was drawn after each row of a step: behind a prompt one token, in a round one for the pending token

@@ -1,7 +1,8 @@
 //! The two kinds of step. Each first does everything that can fail on the device, and only then tells clients
-//! about it, so that a step happens for all its members or for none.
+//! about it, so that a step happens for all its members or for none. Drafts for the next round come last.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use qwill_contract::{Event, FinishReason, TokenLogprobs};
 use qwill_device::batch::PAGE_TOKENS;
@@ -10,16 +11,21 @@ use qwill_device::{Phase, Sampled};
 
 use crate::StepModel;
 use crate::batch::BatchBuilder;
+use crate::draft_step::{Fresh, micros_since};
 use crate::engine::Engine;
 use crate::sampling::{Draw, sample_rows, seen_tokens, token_out};
 use crate::schedule::{RequestKey, RoundPart, SequenceKey, SlicePart};
+use crate::sequence::Sequence;
+use crate::speculation::{self, Drafter, SpeculationOptions, SyntheticAcceptance};
 
 /// A part of a slice on its way through a step.
-struct PartRows {
-    request: RequestKey,
+pub(crate) struct PartRows {
+    pub(crate) request: RequestKey,
     /// Prompt positions of the part.
-    start: usize,
-    end: usize,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// Row of the first position.
+    pub(crate) first_row: usize,
     /// Row of logits of the first position, where all of the part's are wanted; else of the last one.
     first_logits_row: usize,
     /// Row of logits of the last position, where the prompt ends with it.
@@ -38,8 +44,9 @@ impl<M: StepModel> Engine<M> {
         for (part, member) in parts.iter().zip(&members) {
             self.note_prefilled(part, member);
         }
+        self.prefill_mtp(&members)?;
         let scored = self.score_prompts(&members)?;
-        let first_draws = self.first_draws(&members);
+        let (first_draws, last_rows) = self.first_draws(&members);
         let drawn = self.draw(&first_draws)?;
         for member in &members {
             self.copy_to_choices(member)?;
@@ -49,10 +56,13 @@ impl<M: StepModel> Engine<M> {
         for member in &members {
             self.report_progress(member, &mut scored);
         }
-        for (draw, sampled) in first_draws.into_iter().zip(drawn) {
-            self.schedule.add_running(draw.key);
-            self.commit(draw.key, vec![sampled]);
+        let mut fresh = Vec::new();
+        for ((Draw { key, .. }, first_row), sampled) in first_draws.into_iter().zip(last_rows).zip(drawn) {
+            self.schedule.add_running(key);
+            let tokens = self.commit(key, vec![sampled]);
+            fresh.extend(tokens.map(|tokens| Fresh { key, first_row, tokens }));
         }
+        self.draft(fresh)?;
         Ok(builder.batch().rows())
     }
 
@@ -60,19 +70,26 @@ impl<M: StepModel> Engine<M> {
     /// token after them. Returns the rows.
     pub(crate) fn run_round(&mut self, parts: &[RoundPart]) -> Result<usize, M::Error> {
         let mut builder = BatchBuilder::new(Phase::Rows);
-        let mut draws = Vec::new();
+        let (mut draws, mut first_rows) = (Vec::new(), Vec::new());
         for RoundPart { sequence: key, rows } in parts {
-            let sequence = self.live[&key.request].sequence(key.choice);
-            let first_row = builder.add_span(sequence, &sequence.round_tokens(*rows));
+            let Some(sequence) = self.sequence_mut(*key) else { continue };
+            sequence.drafts.truncate(rows - 1);
+            let first_row = builder.add_span(sequence, &sequence.round_tokens());
             let draw =
                 |drafts| Draw { key: *key, drafts, logits_row: builder.want_logits(first_row + drafts) };
             draws.extend((0..*rows).map(draw));
+            first_rows.push(first_row);
         }
+        let started = Instant::now();
         self.model.forward(builder.batch(), builder.logit_rows())?;
         let mut drawn = self.draw(&draws)?.into_iter();
-        for part in parts {
-            self.commit(part.sequence, drawn.by_ref().take(part.rows).collect());
+        self.step_times.record(parts.len(), builder.batch().rows(), micros_since(started));
+        let mut fresh = Vec::new();
+        for (RoundPart { sequence: key, rows }, first_row) in parts.iter().zip(first_rows) {
+            let tokens = self.commit(*key, drawn.by_ref().take(*rows).collect());
+            fresh.extend(tokens.map(|tokens| Fresh { key: *key, first_row, tokens }));
         }
+        self.draft(fresh)?;
         Ok(builder.batch().rows())
     }
 
@@ -99,6 +116,7 @@ impl<M: StepModel> Engine<M> {
             request: part.request,
             start,
             end,
+            first_row,
             first_logits_row: logits_rows.first().copied().unwrap_or_default(),
             last_logits_row: logits_rows.last().copied().filter(|_| last),
         })
@@ -130,20 +148,20 @@ impl<M: StepModel> Engine<M> {
         if rows.is_empty() { Ok(Vec::new()) } else { self.model.score(&rows) }
     }
 
-    /// The first token of every choice of every prompt that ends here, from the same logits, each with its own seed.
-    fn first_draws(&self, members: &[PartRows]) -> Vec<Draw> {
+    /// The first token of every choice of every prompt that ends here, from the same logits, each with its own seed; and
+    /// the row of each.
+    fn first_draws(&self, members: &[PartRows]) -> (Vec<Draw>, Vec<usize>) {
         let mut draws = Vec::new();
         for member in members {
-            let live = &self.live[&member.request];
-            let Some(row) = member.last_logits_row.filter(|_| live.rule.new_tokens > 0) else { continue };
-            let key = |choice| SequenceKey { request: member.request, choice };
-            draws.extend(live.running().map(|(choice, _)| Draw {
-                key: key(choice),
-                drafts: 0,
-                logits_row: row,
-            }));
+            let PartRows { request, start, end, first_row, .. } = *member;
+            let live = &self.live[&request];
+            let Some(logits_row) = member.last_logits_row.filter(|_| live.rule.new_tokens > 0) else {
+                continue;
+            };
+            let draw = |choice| Draw { key: SequenceKey { request, choice }, drafts: 0, logits_row };
+            draws.extend(live.running().map(|(choice, _)| (draw(choice), first_row + end - start - 1)));
         }
-        draws
+        draws.into_iter().unzip()
     }
 
     fn draw(&mut self, draws: &[Draw]) -> Result<Vec<Sampled>, M::Error> {
@@ -196,23 +214,58 @@ impl<M: StepModel> Engine<M> {
         }
     }
 
-    /// Takes what was drawn after a sequence's rows into it, as far as it is right, and reports it.
-    fn commit(&mut self, key: SequenceKey, drawn: Vec<Sampled>) {
-        let Some(live) = self.live.get_mut(&key.request) else { return };
+    /// Takes what was drawn after a sequence's rows into it, as far as it is right, and reports it. Returns the tokens
+    /// where the sequence goes on.
+    fn commit(&mut self, key: SequenceKey, mut drawn: Vec<Sampled>) -> Option<Vec<u32>> {
+        let Self { live, options, acceptance, load, .. } = self;
+        let SpeculationOptions { mode, synthetic, .. } = &options.speculation;
+        let live = live.get_mut(&key.request)?;
         let sequence = live.sequences[key.choice].as_mut().expect("only running choices are scheduled");
+        if let Some(table) = synthetic {
+            pretend(table, sequence, &mut drawn);
+        }
+        let drafted = sequence.drafts.len();
+        let mut tokens: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
+        let right = sequence.drafts.iter().zip(&tokens).take_while(|(draft, token)| draft == token).count();
         let before = sequence.generated;
-        let ids: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
-        let end = sequence.accept(&ids, &live.rule);
-        let taken = sequence.generated - before;
-        self.load.generated_tokens.fetch_add(taken as u64, Ordering::Relaxed);
+        let end = sequence.accept(&tokens, &live.rule);
+        tokens.truncate(sequence.generated - before);
+        match &mut sequence.drafter {
+            Some(drafter) => {
+                let accepted = right.min(tokens.len());
+                speculation::metrics::round(drafter.source(), drafted, accepted, tokens.len());
+                acceptance.record(drafter.source(), drafted, accepted);
+                drafter.record(drafted, accepted);
+                drafter.extend(&tokens);
+            }
+            None if mode.drafts() => {
+                let drafter = sequence.drafter.insert(Drafter::new(*mode, &live.request.prompt));
+                drafter.extend(&tokens);
+            }
+            None => {}
+        }
+        load.generated_tokens.fetch_add(tokens.len() as u64, Ordering::Relaxed);
         let sampling = &live.request.sampling;
-        let tokens: Vec<_> =
-            drawn.into_iter().take(taken).map(|sampled| token_out(sampled, sampling)).collect();
-        if !tokens.is_empty() {
-            live.send(Event::Tokens { choice: key.choice, tokens });
+        let out: Vec<_> = drawn.into_iter().take(tokens.len()).map(|one| token_out(one, sampling)).collect();
+        if !out.is_empty() {
+            live.send(Event::Tokens { choice: key.choice, tokens: out });
         }
-        if let Some(reason) = end {
-            self.end(key.request, &[key.choice], &reason);
+        match end {
+            Some(reason) => {
+                self.end(key.request, &[key.choice], &reason);
+                None
+            }
+            None => Some(tokens),
         }
+    }
+}
+
+/// Replaces what was drawn by as many drafts as a table says, and the draw after them.
+fn pretend(table: &SyntheticAcceptance, sequence: &Sequence, drawn: &mut Vec<Sampled>) {
+    let drafts = &sequence.drafts[..drawn.len() - 1];
+    let accepted = table.accepted(sequence.seed, sequence.draw_position(0), drafts.len());
+    drawn.truncate(accepted + 1);
+    for (sampled, draft) in drawn.iter_mut().zip(&drafts[..accepted]) {
+        sampled.token = *draft;
     }
 }

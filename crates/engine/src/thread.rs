@@ -141,7 +141,7 @@ where
 {
     let model = build().map_err(|error| EngineError::Build(error.into()))?;
     let mut engine = Engine::new(model, options, Arc::clone(load));
-    engine.self_test().map_err(EngineError::SelfTest)?;
+    engine.self_test().and_then(|()| engine.warm_up()).map_err(EngineError::SelfTest)?;
     Ok(engine)
 }
 

@@ -5,9 +5,10 @@
 mod common;
 
 use common::client::{Client, Outcome, request};
-use common::{Setup, fast, golden, golden_lines, gpu, greedy, ids, reference};
-use qwill_contract::{EngineHandle, FinishReason, Request, SamplingParams};
-use qwill_device::Activations;
+use common::{Setup, fast, golden, golden_ints, golden_lines, gpu, greedy, ids, reference};
+use qwill_contract::{EngineHandle, Event, FinishReason, Request, SamplingParams, SinkClosed};
+use qwill_device::{Activations, RING_TOKENS};
+use qwill_engine::speculation::SpecMode;
 use qwill_weights::Quantize;
 use serde_json::Value;
 
@@ -83,5 +84,48 @@ fn the_gpu_gives_the_recorded_answers_up_to_a_near_tie_and_the_likelihoods() {
         let (found, expected) = (nll(&outcome), window["nll"].as_f64().unwrap());
         assert!((found / expected - 1.0).abs() < 1e-3, "{found} instead of {expected}");
     }
+    thread.stop().unwrap();
+}
+
+/// Tokens of each event: what the prompt's end and every round after it has brought.
+fn tokens_by_step(handle: &EngineHandle, request: Request) -> Vec<usize> {
+    let (sender, events) = std::sync::mpsc::channel();
+    let sink = move |event| sender.send(event).map_err(|_| SinkClosed);
+    handle.submit(request, Box::new(sink)).unwrap();
+    let mut tokens_by_step = Vec::new();
+    for event in events {
+        match event {
+            Event::Tokens { tokens, .. } => tokens_by_step.push(tokens.len()),
+            Event::End { .. } => break,
+            _ => {}
+        }
+    }
+    tokens_by_step
+}
+
+/// Rounds with 4 drafts accept as many as the reference implementation's, until a round would cross a fold of the ring
+/// and has fewer rows.
+#[test]
+fn rounds_with_drafts_of_the_module_are_the_recorded_ones() {
+    const DRAFTS: usize = 4;
+    let setup = Setup { spec: SpecMode::Mtp, draft_len: DRAFTS, adaptive: false, ..Setup::f32() };
+    let (handle, thread) = setup.start(|| fast(Activations::F32));
+    let mut compared = 0;
+    for (name, prompt) in golden("mtp.json")["prompts"].as_object().unwrap() {
+        let recorded = ids(&prompt["rounds"]);
+        let text = golden_ints("trunk.safetensors", &format!("{name}.ids"));
+        let found = tokens_by_step(&handle, request(&text, greedy(60)));
+        assert_eq!(found[0], 1, "the prompt's own token");
+        let mut ring_len = 0;
+        for (round, accepted) in recorded.iter().enumerate() {
+            if ring_len + 1 + DRAFTS > RING_TOKENS {
+                break;
+            }
+            assert_eq!(found[round + 1], 1 + *accepted as usize, "{name} round {round}");
+            ring_len += found[round + 1];
+            compared += 1;
+        }
+    }
+    assert!(compared > 30, "{compared} rounds compared");
     thread.stop().unwrap();
 }

@@ -1,5 +1,6 @@
 //! One answer: the same request gives the same tokens and the same log-probabilities, bit for bit, alone and in
-//! batches of 2 to 16 with mates that come and go, whatever the size of the prompt slices and wherever its pages lie.
+//! batches of 2 to 16 with mates that come and go, whatever the size of the prompt slices, wherever its pages lie, and
+//! whoever drafts how many tokens.
 #![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
 #[allow(dead_code, reason = "every test binary uses a part of it")]
@@ -10,6 +11,7 @@ use common::company::{Dice, mate, submit, wait_for_steps};
 use common::{Setup, fast, gpu, reference, subjects};
 use qwill_contract::{EngineHandle, Request, SamplingParams};
 use qwill_device::{Activations, Device, DeviceError, KvType, StateType};
+use qwill_engine::speculation::SpecMode;
 use qwill_weights::Quantize;
 
 /// Submits the subjects among mates, at random steps, and cancels mates at random steps.
@@ -34,13 +36,22 @@ fn in_company(handle: &EngineHandle, subjects: &[Request], dice: &mut Dice) -> V
     outcomes
 }
 
+/// Ways to draft, one for each size of slices: where from, at most how many, and whether only as many as pay.
+const SPECULATIONS: [(SpecMode, usize, bool); 5] = [
+    (SpecMode::Mtp, 15, false),
+    (SpecMode::Auto, 15, true),
+    (SpecMode::Lookup, 15, false),
+    (SpecMode::Mtp, 2, false),
+    (SpecMode::Auto, 6, false),
+];
+
 fn check<D: Device>(
     setup: Setup,
     device: impl Fn() -> Result<D, DeviceError> + Clone + Send + 'static,
     subjects: &[Request],
     slices: &[usize],
 ) {
-    let (handle, thread) = setup.start(device.clone());
+    let (handle, thread) = Setup { spec: SpecMode::Off, ..setup }.start(device.clone());
     let alone: Vec<Outcome> = subjects.iter().map(|subject| submit(&handle, subject).wait()).collect();
     assert_idle(handle.load());
     for (subject, outcome) in subjects.iter().zip(&alone) {
@@ -58,13 +69,15 @@ fn check<D: Device>(
     }
     thread.stop().unwrap();
 
-    for (round, slice) in slices.iter().enumerate() {
-        let (handle, thread) = Setup { slice: *slice, ..setup }.start(device.clone());
+    for ((round, slice), speculation) in slices.iter().enumerate().zip(SPECULATIONS) {
+        let (spec, draft_len, adaptive) = speculation;
+        let setup = Setup { slice: *slice, spec, draft_len, adaptive, ..setup };
+        let (handle, thread) = setup.start(device.clone());
         let crowded = in_company(&handle, subjects, &mut Dice(round as u64));
         for (subject, (crowded, alone)) in crowded.iter().zip(&alone).enumerate() {
             assert!(
                 crowded.same_answer(alone),
-                "subject {subject}, slices of {slice}:\n{crowded:?}\nalone:\n{alone:?}"
+                "subject {subject}, slices of {slice}, {speculation:?}:\n{crowded:?}\nalone:\n{alone:?}"
             );
         }
         assert_idle(handle.load());

@@ -7,10 +7,10 @@ use std::str::FromStr;
 use qwill_device::sample::ScoreRow;
 use qwill_device::{Batch, Device, DeviceError, SampleRow, Sampled};
 use qwill_engine::StepModel;
-use qwill_model::{Model, ModelError};
+use qwill_model::{Model, ModelError, MtpHidden};
 
 /// `--fault KIND:STEP`: what happens, and in which step of the model, counting from 0 (the first two are the engine's
-/// own test at start).
+/// own test at start). Nothing drafts then, so that the number of a step says what has been generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault {
     kind: Kind,
@@ -93,6 +93,12 @@ impl<D: Device> StepModel for Faulty<D> {
     fn forward(&mut self, batch: &Batch, logit_rows: &[usize]) -> Result<(), ModelError> {
         self.strike()?;
         self.model.forward(batch, logit_rows)
+    }
+    fn has_mtp(&self) -> bool {
+        self.model.has_mtp()
+    }
+    fn mtp(&mut self, batch: &Batch, hidden: MtpHidden<'_>, logit_rows: &[usize]) -> Result<(), ModelError> {
+        self.model.mtp(batch, hidden, logit_rows)
     }
     fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, ModelError> {
         self.model.sample(rows)

@@ -84,7 +84,7 @@ impl Launch {
         fault: Option<Fault>,
     ) -> Result<(EngineHandle, EngineThread)> {
         let memory = &self.planned.memory;
-        let engine = EngineOptions {
+        let mut engine = EngineOptions {
             model_names,
             queue_capacity,
             numerics: self.numerics(),
@@ -94,6 +94,9 @@ impl Launch {
             speculation: self.speculation.clone(),
             ..EngineOptions::sized_by(memory)
         };
+        if fault.is_some() {
+            engine.speculation.mode = SpecMode::Off;
+        }
         let model = ModelOptions {
             quantize: self.quantize,
             kv_type: memory.kv_type,

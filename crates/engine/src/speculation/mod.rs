@@ -5,6 +5,7 @@
 //! sequence draws anyway, so nothing here can change a text, only how many steps it takes.
 
 mod acceptance;
+mod drafter;
 mod lookup;
 pub mod metrics;
 mod options;
@@ -13,6 +14,7 @@ mod step_times;
 mod synthetic;
 
 pub use acceptance::{Acceptance, Source};
+pub use drafter::{Drafter, Offer};
 pub use lookup::{LookupDraft, LookupIndex};
 pub use options::{SpecMode, SpeculationOptions};
 pub use policy::{Candidate, DepthPolicy};

@@ -25,6 +25,11 @@ impl SpecMode {
         }
     }
 
+    /// Whether anything drafts.
+    pub fn drafts(self) -> bool {
+        self != Self::Off
+    }
+
     /// Whether the MTP module drafts.
     pub fn uses_mtp(self) -> bool {
         matches!(self, Self::Mtp | Self::Auto)

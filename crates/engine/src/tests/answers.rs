@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use qwill_contract::{FinishReason, Request, SamplingParams};
 
 use super::client::{assert_idle, request};
+use super::drafts::{any_speculation, oracle};
 use super::harness::{Bench, any_request, options};
 use crate::EngineOptions;
 
@@ -32,8 +33,12 @@ proptest! {
         slice in prop_oneof![Just(64usize), Just(100), Just(128), Just(300)],
         sequences in 3usize..9,
         pages in 30usize..60,
+        speculation in any_speculation(),
+        right_of_8 in 0usize..=8,
     ) {
+        let alone: Vec<_> = guests.iter().map(|guest| Bench::answer(&options(), guest.request.clone())).collect();
         let crowded = EngineOptions {
+            speculation,
             prefill_slice_tokens: slice,
             max_rows: slice,
             max_sequences: sequences,
@@ -41,6 +46,7 @@ proptest! {
             ..options()
         };
         let mut bench = Bench::new(crowded);
+        bench.engine.model.oracle = Some(oracle(guests.iter().map(|guest| &guest.request).zip(&alone), right_of_8));
         let mut clients: Vec<_> = guests.iter().map(|_| None).collect();
         for step in 0.. {
             for (guest, client) in guests.iter().zip(&mut clients) {
@@ -60,9 +66,8 @@ proptest! {
         assert_idle(bench.handle.load());
         prop_assert_eq!(bench.engine.pages.free(), pages);
         prop_assert_eq!(bench.engine.slots.free(), sequences);
-        for (guest, client) in guests.iter().zip(clients) {
+        for ((guest, client), alone) in guests.iter().zip(clients).zip(alone) {
             let crowded = client.unwrap().wait();
-            let alone = Bench::answer(&options(), guest.request.clone());
             prop_assert!(!alone.failed(), "{:?}", alone);
             for (crowded, alone) in crowded.choices.iter().zip(&alone.choices) {
                 if crowded.end == Some(FinishReason::Cancelled) {

@@ -9,7 +9,7 @@ use super::client::{Client, Outcome, assert_idle, request};
 use super::puppet::{Fault, Puppet};
 use crate::EngineOptions;
 use crate::engine::Engine;
-use crate::speculation::SpeculationOptions;
+use crate::speculation::{SpecMode, SpeculationOptions};
 
 pub(crate) const VOCAB: usize = 50;
 pub(crate) const EOS: u32 = 3;
@@ -30,7 +30,7 @@ pub(crate) fn options() -> EngineOptions {
         queue_capacity: 64,
         chunk_boundary_token: Some(BOUNDARY),
         chunk_interval_tokens: 200,
-        speculation: SpeculationOptions::default(),
+        speculation: SpeculationOptions { mode: SpecMode::Off, ..SpeculationOptions::default() },
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use qwill_device::batch::PAGE_TOKENS;
 use qwill_device::sample::ScoreRow;
 use qwill_device::{Batch, Phase, RING_TOKENS, SampleRow, Sampled, Span};
+use qwill_model::MtpHidden;
 use thiserror::Error;
 
 use crate::StepModel;
@@ -44,19 +45,45 @@ struct State {
     ring: Vec<u32>,
 }
 
-/// Bytes of a granule: a page's tokens, each with a word that says whether there is one.
+/// Bytes of a granule: for each position of a page the trunk's token and the MTP module's.
 const GRANULE_BYTES: usize = PAGE_TOKENS * 8;
 /// A stored state has its base in one granule and its position in the other.
 const STATE_GRANULES: usize = 2;
 
 type Granule = [u8; GRANULE_BYTES];
 
+/// A row of logits.
+#[derive(Debug, Clone, Copy)]
+enum Logits {
+    Trunk(u64),
+    /// Of the MTP module, which is told what to say.
+    Draft(u32),
+}
+
+/// What a row leaves for the MTP module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hidden {
+    /// A hash of the tokens up to the row's.
+    Trunk(u64),
+    /// Slot and position.
+    Draft(usize, usize),
+}
+
+/// What the MTP module drafts after a text.
+pub(crate) type Oracle = Box<dyn Fn(&[u32]) -> u32 + Send>;
+
 pub(crate) struct Puppet {
     pages: Vec<[Option<u32>; PAGE_TOKENS]>,
+    /// The MTP module's: at a position the token after it.
+    mtp_pages: Vec<[Option<u32>; PAGE_TOKENS]>,
     slots: Vec<State>,
     /// The host store.
     pub(crate) host: Vec<Granule>,
-    logits: Vec<u64>,
+    logits: Vec<Logits>,
+    hidden: Vec<Hidden>,
+    mtp_hidden: Vec<Hidden>,
+    /// `None`: there is no MTP module.
+    pub(crate) oracle: Option<Oracle>,
     max_rows: usize,
     max_logit_rows: usize,
     calls: usize,
@@ -75,9 +102,13 @@ impl Puppet {
         let stale = State { base: 99, base_tokens: 4, ring: vec![1] };
         Self {
             pages: vec![[Some(77); PAGE_TOKENS]; pages],
+            mtp_pages: vec![[Some(78); PAGE_TOKENS]; pages],
             slots: vec![stale; slots],
             host: Vec::new(),
             logits: Vec::new(),
+            hidden: Vec::new(),
+            mtp_hidden: Vec::new(),
+            oracle: None,
             max_rows,
             max_logit_rows,
             calls: 0,
@@ -116,17 +147,28 @@ impl Puppet {
         let position = span.position + row;
         let (page, offset) = batch.place(span, position);
         self.pages[page][offset] = Some(batch.tokens[span.first_row + row]);
-        let keys: Vec<Option<u32>> = (0..=position)
-            .map(|position| {
-                let (page, offset) = batch.place(span, position);
-                self.pages[page][offset]
-            })
-            .collect();
-        if keys.contains(&None) {
-            Err(PuppetError(format!("a hole before {position}")))
-        } else {
-            Ok(hash(keys))
+        let attended = hash(keys(&self.pages, batch, span, position)?);
+        self.hidden.push(Hidden::Trunk(attended));
+        Ok(attended)
+    }
+
+    /// A row of the MTP module: `source` must be what the trunk left at the row's position, or the module itself at the one
+    /// before. Returns the token that it says.
+    fn follow(&mut self, batch: &Batch, span: &Span, row: usize, source: Hidden) -> Result<u32, PuppetError> {
+        let position = span.position + row;
+        let expected = match source {
+            Hidden::Trunk(_) => Hidden::Trunk(hash(keys(&self.pages, batch, span, position)?)),
+            Hidden::Draft(..) => Hidden::Draft(span.slot, position - 1),
+        };
+        if source != expected {
+            return Err(PuppetError(format!("{source:?} at {position} of {span:?}")));
         }
+        let (page, offset) = batch.place(span, position);
+        self.mtp_pages[page][offset] = Some(batch.tokens[span.first_row + row]);
+        self.mtp_hidden.push(Hidden::Draft(span.slot, position));
+        let first = keys(&self.pages, batch, span, 0)?;
+        let text = [first, keys(&self.mtp_pages, batch, span, position)?].concat();
+        Ok(self.oracle.as_ref().map_or(0, |oracle| oracle(&text)))
     }
 
     fn run_span(&mut self, batch: &Batch, index: usize) -> Result<Vec<u64>, PuppetError> {
@@ -169,6 +211,21 @@ impl Puppet {
     }
 }
 
+/// What the pages of a span hold up to a position.
+fn keys(
+    pages: &[[Option<u32>; PAGE_TOKENS]],
+    batch: &Batch,
+    span: &Span,
+    position: usize,
+) -> Result<Vec<u32>, PuppetError> {
+    let key = |position| {
+        let (page, offset) = batch.place(span, position);
+        pages[page][offset]
+    };
+    let keys: Option<Vec<u32>> = (0..=position).map(key).collect();
+    keys.ok_or_else(|| PuppetError(format!("a hole before {position}")))
+}
+
 fn logprobs(logits: u64, token: u32, top: usize) -> (f32, Vec<(u32, f32)>) {
     let one = |token: u32| -((hash((logits, token)) % 10_000) as f32) / 1000.0;
     (one(token), (0..top as u32).map(|token| (token, one(token))).collect())
@@ -184,10 +241,38 @@ impl StepModel for Puppet {
             return Err(PuppetError(format!("{} rows, {} with logits", batch.rows(), logit_rows.len())));
         }
         let mut outputs = Vec::new();
+        self.hidden.clear();
         for index in 0..batch.spans.len() {
             outputs.extend(self.run_span(batch, index)?);
         }
-        self.logits = logit_rows.iter().map(|row| outputs[*row]).collect();
+        self.logits = logit_rows.iter().map(|row| Logits::Trunk(outputs[*row])).collect();
+        Ok(())
+    }
+
+    fn has_mtp(&self) -> bool {
+        self.oracle.is_some()
+    }
+
+    fn mtp(&mut self, batch: &Batch, hidden: MtpHidden<'_>, logit_rows: &[usize]) -> Result<(), PuppetError> {
+        self.call()?;
+        batch.check().map_err(PuppetError)?;
+        if batch.rows() > self.max_rows || logit_rows.len() > self.max_logit_rows {
+            return Err(PuppetError(format!("{} rows, {} with logits", batch.rows(), logit_rows.len())));
+        }
+        let sources: Vec<Hidden> = match hidden {
+            MtpHidden::Trunk(rows) => rows.iter().map(|row| self.hidden[*row]).collect(),
+            MtpHidden::Draft(rows) => rows.iter().map(|row| self.mtp_hidden[*row]).collect(),
+        };
+        self.mtp_hidden.clear();
+        let mut outputs = Vec::new();
+        for span in &batch.spans {
+            for row in 0..span.rows {
+                outputs.push(self.follow(batch, span, row, sources[outputs.len()])?);
+            }
+        }
+        if !logit_rows.is_empty() {
+            self.logits = logit_rows.iter().map(|row| Logits::Draft(outputs[*row])).collect();
+        }
         Ok(())
     }
 
@@ -195,7 +280,10 @@ impl StepModel for Puppet {
         self.call()?;
         let wild = self.fault == Fault::WildTokenAt(self.calls);
         let draw = |row: &SampleRow<'_>| {
-            let logits = self.logits[row.logits_row];
+            let logits = match self.logits[row.logits_row] {
+                Logits::Trunk(logits) => logits,
+                Logits::Draft(token) => return Sampled { token, logprob: f32::NAN, top: Vec::new() },
+            };
             let noise = if row.temperature > 0.0 { Some((row.seed, row.position)) } else { None };
             let filters = (row.top_k, row.top_p.to_bits(), row.min_p.to_bits(), row.temperature.to_bits());
             let penalties =
@@ -222,10 +310,13 @@ impl StepModel for Puppet {
     fn score(&mut self, rows: &[ScoreRow]) -> Result<Vec<Sampled>, PuppetError> {
         self.call()?;
         let score = |row: &ScoreRow| {
-            let (logprob, top) = logprobs(self.logits[row.logits_row], row.token, row.top_logprobs);
-            Sampled { token: row.token, logprob, top }
+            let Logits::Trunk(logits) = self.logits[row.logits_row] else {
+                return Err(PuppetError("a score of a draft's logits".to_owned()));
+            };
+            let (logprob, top) = logprobs(logits, row.token, row.top_logprobs);
+            Ok(Sampled { token: row.token, logprob, top })
         };
-        Ok(rows.iter().map(score).collect())
+        rows.iter().map(score).collect()
     }
 
     fn clear_slot(&mut self, slot: usize) -> Result<(), PuppetError> {
@@ -243,6 +334,7 @@ impl StepModel for Puppet {
     fn copy_page(&mut self, from: usize, to: usize) -> Result<(), PuppetError> {
         self.call()?;
         self.pages[to] = self.pages[from];
+        self.mtp_pages[to] = self.mtp_pages[from];
         Ok(())
     }
 
@@ -256,18 +348,27 @@ impl StepModel for Puppet {
 
     fn store_page(&mut self, page: usize, granule: u32) -> Result<(), PuppetError> {
         self.call()?;
-        let tokens = self.pages[page].iter().map(|token| token.map_or(0, |token| u64::from(token) << 1 | 1));
-        let bytes: Vec<u8> = tokens.flat_map(u64::to_le_bytes).collect();
+        let word = |token: &Option<u32>| token.map_or(0, |token| token << 1 | 1);
+        let tokens = self.pages[page]
+            .iter()
+            .zip(&self.mtp_pages[page])
+            .flat_map(|(of_trunk, of_mtp)| [of_trunk, of_mtp]);
+        let bytes: Vec<u8> = tokens.map(word).flat_map(u32::to_le_bytes).collect();
         self.granule(granule)?.copy_from_slice(&bytes);
         Ok(())
     }
 
     fn load_page(&mut self, page: usize, granule: u32) -> Result<(), PuppetError> {
         self.call()?;
-        let words = self.granule(granule)?.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
-        let tokens: Vec<Option<u32>> =
-            words.map(|word| (word & 1 == 1).then_some((word >> 1) as u32)).collect();
-        self.pages[page].copy_from_slice(&tokens);
+        let granule = *self.granule(granule)?;
+        let token = |bytes: &[u8; 4]| {
+            let word = u32::from_le_bytes(*bytes);
+            (word & 1 == 1).then_some(word >> 1)
+        };
+        for (at, [of_trunk, of_mtp]) in granule.as_chunks().0.as_chunks().0.iter().enumerate() {
+            self.pages[page][at] = token(of_trunk);
+            self.mtp_pages[page][at] = token(of_mtp);
+        }
         Ok(())
     }
 

@@ -38,6 +38,18 @@ pub(crate) fn golden(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(repository().join("golden").join(name)).unwrap()).unwrap()
 }
 
+/// An array of i32 of a safetensors file of the golden data.
+pub(crate) fn golden_ints(file: &str, name: &str) -> Vec<u32> {
+    let bytes = std::fs::read(repository().join("golden").join(file)).unwrap();
+    let header_len = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let (header, data) = bytes[8..].split_at(header_len);
+    let header: Value = serde_json::from_slice(header).unwrap();
+    assert_eq!(header[name]["dtype"], "I32");
+    let range = ids(&header[name]["data_offsets"]);
+    let words = data[range[0] as usize..range[1] as usize].as_chunks().0.iter();
+    words.map(|word| u32::from_le_bytes(*word)).collect()
+}
+
 /// An array of ids.
 pub(crate) fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
