@@ -26,8 +26,9 @@ impl Candidate {
         if other.expected_tokens() > self.expected_tokens() { other } else { self }
     }
 
+    /// Whether its drafts are links of a chain.
     fn chained(&self) -> bool {
-        self.source == Source::Mtp
+        self.source == Source::Mtp && !self.survival.is_empty()
     }
 }
 
@@ -130,7 +131,10 @@ mod tests {
         let gains =
             candidates.iter().zip(depths).flat_map(|(candidate, depth)| &candidate.survival[..*depth]);
         let tokens = candidates.len() as f64 + gains.map(|gain| f64::from(*gain)).sum::<f64>();
-        let drafting = candidates.iter().filter(|candidate| candidate.source == Source::Mtp).count();
+        let drafting = candidates
+            .iter()
+            .filter(|candidate| candidate.source == Source::Mtp && !candidate.survival.is_empty())
+            .count();
         let chained = candidates.iter().zip(depths).filter(|(candidate, _)| candidate.source == Source::Mtp);
         let chain_us = match chained.map(|(_, depth)| *depth).max().unwrap_or(0) {
             0 => 0.0,
