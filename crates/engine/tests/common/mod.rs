@@ -22,7 +22,7 @@ use serde_json::Value;
 pub(crate) const VOCAB: usize = 8192;
 
 /// The repository; `QWILL_REPOSITORY` says where it is on a machine other than the one that built this.
-fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     let built_in = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     std::env::var_os("QWILL_REPOSITORY").map_or_else(built_in, PathBuf::from)
 }
