@@ -23,6 +23,7 @@
 mod admission;
 mod batch;
 mod chunks;
+pub mod disk;
 mod draft_step;
 mod engine;
 mod error;
