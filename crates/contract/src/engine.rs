@@ -65,7 +65,42 @@ pub struct Load {
     pub generated_tokens: AtomicU64,
     /// Prompt tokens processed.
     pub prompt_tokens: AtomicU64,
+    /// What the prefix cache holds and did.
+    pub cache: CacheLoad,
     last_step_us: AtomicU64,
+}
+
+/// Live counters of a prefix cache.
+#[derive(Debug, Default)]
+pub struct CacheLoad {
+    /// Requests that began at a snapshot.
+    pub hits: AtomicU64,
+    /// Requests that found less than they could have, by reason: see [`CacheLoad::MISS_REASONS`]. A hit that is less
+    /// deep than possible counts here as well.
+    pub misses: [AtomicU64; CacheLoad::MISS_REASONS.len()],
+    /// Snapshots that had to make room for others.
+    pub evictions: AtomicU64,
+    /// Tokens that were processed in idle time, for requests to come.
+    pub settled_tokens: AtomicU64,
+    /// Snapshots held.
+    pub snapshots: AtomicUsize,
+    /// Tokens on the paths to them, common beginnings once.
+    pub tokens: AtomicUsize,
+    /// KV pages held on the device.
+    pub device_pages: AtomicUsize,
+    /// KV pages held in the host store.
+    pub host_pages: AtomicUsize,
+    /// Granules of the host store in use; a page takes one, a snapshot's state several.
+    pub granules_used: AtomicUsize,
+    /// Granules of the host store in all.
+    pub granules_total: AtomicUsize,
+}
+
+impl CacheLoad {
+    /// Why a request found less than it could have: the cache is off, or the request wants what only computing gives;
+    /// a snapshot was there and had to make room; its tokens are known further on, but without a snapshot; they are
+    /// known under another salt; they are not known.
+    pub const MISS_REASONS: [&str; 5] = ["off", "evicted", "no_snapshot", "other_salt", "diverged"];
 }
 
 /// A copy of [`Load`] at one moment.
@@ -107,6 +142,7 @@ impl Default for Load {
             steps: AtomicU64::new(0),
             generated_tokens: AtomicU64::new(0),
             prompt_tokens: AtomicU64::new(0),
+            cache: CacheLoad::default(),
             last_step_us: AtomicU64::new(0),
         }
     }

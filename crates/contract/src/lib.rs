@@ -8,8 +8,8 @@ mod event;
 mod request;
 
 pub use engine::{
-    EngineFacts, EngineHandle, EngineInbox, EngineState, Load, LoadSnapshot, Submission, SubmitError,
-    engine_channel,
+    CacheLoad, EngineFacts, EngineHandle, EngineInbox, EngineState, Load, LoadSnapshot, Submission,
+    SubmitError, engine_channel,
 };
 pub use event::{Event, EventSink, FinishReason, PromptToken, SinkClosed, TokenLogprobs, TokenOut};
 pub use request::{CancelFlag, Request, SamplingParams};

@@ -23,6 +23,8 @@ pub struct Request {
     pub id: String,
     /// Prompt tokens, at least one, each below the vocabulary size.
     pub prompt: Arc<[u32]>,
+    /// Separates tenants: a request finds in the prefix cache only what requests with the same salt left there.
+    pub cache_salt: Option<Arc<str>>,
     /// How to sample.
     pub sampling: SamplingParams,
     /// Independent continuations of the prompt, at least 1. Choice `i` uses `seed + i` (wrapping).

@@ -122,9 +122,9 @@ impl<T> WaitingQueue<T> {
         self.waiting.push_back((need, item));
     }
 
-    /// What the first one needs.
-    pub(crate) fn first(&self) -> Option<Need> {
-        self.waiting.front().map(|(need, _)| *need)
+    /// The first one, and what it needs.
+    pub(crate) fn first(&self) -> Option<(Need, &T)> {
+        self.waiting.front().map(|(need, item)| (*need, item))
     }
 
     /// Takes the first one out.
@@ -156,6 +156,7 @@ mod tests {
         Request {
             id: "r".into(),
             prompt: vec![1; prompt_tokens].into(),
+            cache_salt: None,
             sampling: SamplingParams { max_tokens, ..SamplingParams::default() },
             choices,
             prompt_logprobs: None,
@@ -205,7 +206,7 @@ mod tests {
             let mut running: Vec<Need> = Vec::new();
             let mut admitted = Vec::new();
             let mut ends = ends.into_iter().cycle();
-            while let Some(need) = queue.first() {
+            while let Some((need, _)) = queue.first() {
                 if need.pages() <= pages && need.choices <= slots {
                     pages -= need.pages();
                     slots -= need.choices;

@@ -14,13 +14,23 @@ pub(crate) struct ChunkRule {
 }
 
 impl ChunkRule {
-    /// End of every chunk, ascending; the last one is the prompt's end.
+    /// End of every chunk of a prompt, ascending; the last one is the prompt's end.
     pub(crate) fn chunk_ends(&self, tokens: &[u32]) -> Vec<usize> {
+        let mut ends = self.lasting_ends(tokens);
+        if ends.last() != Some(&tokens.len()) && !tokens.is_empty() {
+            ends.push(tokens.len());
+        }
+        ends
+    }
+
+    /// Ends of the chunks that every text has that begins with these tokens, ascending. The end of the tokens is one of
+    /// them only where a chunk ends there whatever follows.
+    pub(crate) fn lasting_ends(&self, tokens: &[u32]) -> Vec<usize> {
         let mut ends = Vec::with_capacity(tokens.len() / CHUNK_TOKENS + 4);
         let (mut segment, mut chunk) = (0, 0);
-        for (position, token) in tokens.iter().enumerate().skip(1) {
-            let new_segment =
-                Some(*token) == self.boundary_token || position - segment == self.interval_tokens;
+        for position in 1..=tokens.len() {
+            let message = tokens.get(position).is_some_and(|token| Some(*token) == self.boundary_token);
+            let new_segment = message || position - segment == self.interval_tokens;
             if new_segment {
                 segment = position;
             }
@@ -28,9 +38,6 @@ impl ChunkRule {
                 ends.push(position);
                 chunk = position;
             }
-        }
-        if !tokens.is_empty() {
-            ends.push(tokens.len());
         }
         ends
     }
@@ -76,6 +83,12 @@ mod tests {
             let whole = rule.chunk_ends(&tokens);
             let part = rule.chunk_ends(&tokens[..cut]);
             prop_assert_eq!(&part[..part.len() - 1], &whole[..part.len() - 1]);
+            for next in [7, 8] {
+                let longer = rule.chunk_ends(&[&tokens[..cut], &[next, 8]].concat());
+                let lasting = rule.lasting_ends(&tokens[..cut]);
+                prop_assert!(longer.starts_with(&lasting));
+                prop_assert_eq!(next == 8 && longer.contains(&cut), next == 8 && lasting.contains(&cut));
+            }
         }
     }
 }

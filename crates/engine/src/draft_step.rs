@@ -1,6 +1,7 @@
 //! Drafts for the rounds to come, made as soon as a step's tokens are known: the trunk's states of the step's rows, which
 //! the MTP module goes on from, last until the next step.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use qwill_device::Phase;
@@ -12,6 +13,7 @@ use crate::batch::BatchBuilder;
 use crate::engine::Engine;
 use crate::sampling::{Draw, sample_rows, seen_tokens};
 use crate::schedule::SequenceKey;
+use crate::sequence::Sequence;
 use crate::speculation::{Candidate, DepthPolicy, Source};
 use crate::step::PartRows;
 
@@ -33,31 +35,67 @@ struct Link {
     row: usize,
 }
 
+/// Rows of the MTP module behind those of a prefill.
+struct MtpRows {
+    builder: BatchBuilder,
+    /// Rows of the trunk whose hidden states they take.
+    states: Vec<usize>,
+}
+
+impl MtpRows {
+    fn new() -> Self {
+        Self { builder: BatchBuilder::new(Phase::Prefill), states: Vec::new() }
+    }
+
+    /// Those of a sequence's positions that have a next token; the trunk's rows begin at `first_row`.
+    fn add(&mut self, sequence: &Sequence, tokens: &[u32], positions: Range<usize>, first_row: usize) {
+        let start = positions.start;
+        let end = (tokens.len() - 1).min(positions.end);
+        if start >= end {
+            return;
+        }
+        self.builder.add_mtp_span(sequence, start, &tokens[start + 1..=end]);
+        let chunk_ends: Vec<usize> =
+            (start..end).step_by(CHUNK_TOKENS).map(|chunk| (chunk + CHUNK_TOKENS).min(end)).collect();
+        self.builder.add_chunks(&chunk_ends);
+        self.states.extend((start..end).map(|position| first_row + position - start));
+    }
+}
+
 impl<M: StepModel> Engine<M> {
     /// Gives the MTP module the rows of a slice whose next tokens are in the prompt: all but a prompt's last one.
     pub(crate) fn prefill_mtp(&mut self, members: &[PartRows]) -> Result<(), M::Error> {
         if !self.drafts_by_mtp() {
             return Ok(());
         }
-        let mut builder = BatchBuilder::new(Phase::Prefill);
-        let mut states = Vec::new();
+        let mut rows = MtpRows::new();
         for PartRows { request, start, end, first_row, .. } in members {
             let live = &self.live[request];
-            let end = (live.request.prompt.len() - 1).min(*end);
-            if *start < end {
-                builder.add_mtp_span(live.sequence(0), *start, &live.request.prompt[start + 1..=end]);
-                let chunk_ends: Vec<usize> = (*start..end)
-                    .step_by(CHUNK_TOKENS)
-                    .map(|chunk| (chunk + CHUNK_TOKENS).min(end))
-                    .collect();
-                builder.add_chunks(&chunk_ends);
-                states.extend((*start..end).map(|position| first_row + position - start));
-            }
+            rows.add(live.sequence(0), &live.request.prompt, *start..*end, *first_row);
         }
+        self.run_mtp_rows(&rows)
+    }
+
+    /// The same for rows of a prefill that are no request's.
+    pub(crate) fn prefill_mtp_of(
+        &mut self,
+        sequence: &Sequence,
+        tokens: &[u32],
+        positions: Range<usize>,
+    ) -> Result<(), M::Error> {
+        if !self.drafts_by_mtp() {
+            return Ok(());
+        }
+        let mut rows = MtpRows::new();
+        rows.add(sequence, tokens, positions, 0);
+        self.run_mtp_rows(&rows)
+    }
+
+    fn run_mtp_rows(&mut self, MtpRows { builder, states }: &MtpRows) -> Result<(), M::Error> {
         if states.is_empty() {
             return Ok(());
         }
-        self.model.mtp(builder.batch(), MtpHidden::Trunk(&states), &[])
+        self.model.mtp(builder.batch(), MtpHidden::Trunk(states), &[])
     }
 
     /// Drafts for the sequences that a step has brought tokens, and lets the MTP module follow them.

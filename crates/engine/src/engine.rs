@@ -1,6 +1,7 @@
 //! The engine's state and its loop: who waits, who runs, who has ended. The steps themselves are in `step`.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,17 +10,26 @@ use crossbeam_channel::TryRecvError;
 use qwill_contract::{EngineInbox, EngineState, Event, FinishReason, Load, Request, Submission};
 
 use crate::admission::{Need, WaitingQueue};
+use crate::caching::{Beginning, PromptPath};
 use crate::chunks::ChunkRule;
 use crate::live::Live;
 use crate::pages::PageAllocator;
+use crate::prefix::{PrefixCache, SnapshotRule};
 use crate::schedule::{RequestKey, Schedule, SequenceKey, Step};
 use crate::sequence::{EndRule, Sequence};
+use crate::settle::Settling;
 use crate::slots::SlotAllocator;
 use crate::speculation::{Acceptance, StepTimes};
 use crate::{EngineOptions, StepModel};
 
 /// How often an idle engine looks whether it is to stop: a drain is a flag, nothing wakes the channel.
 const IDLE_LOOK: Duration = Duration::from_millis(20);
+
+/// A request that has come in.
+struct Arrival {
+    submission: Submission,
+    path: PromptPath,
+}
 
 /// The engine, on its thread.
 pub(crate) struct Engine<M> {
@@ -33,14 +43,19 @@ pub(crate) struct Engine<M> {
     /// How often drafts of all sequences were right.
     pub(crate) acceptance: Acceptance,
     pub(crate) step_times: StepTimes,
-    waiting: WaitingQueue<Submission>,
-    chunk_rule: ChunkRule,
+    pub(crate) cache: PrefixCache,
+    pub(crate) chunk_rule: ChunkRule,
+    pub(crate) snapshot_rule: SnapshotRule,
+    pub(crate) settling: Settling,
+    waiting: WaitingQueue<Arrival>,
     next_key: RequestKey,
 }
 
 impl<M: StepModel> Engine<M> {
     pub(crate) fn new(model: M, options: EngineOptions, load: Arc<Load>) -> Self {
+        let granules = if options.prefix_cache { model.host_granules() } else { 0 };
         let engine = Self {
+            cache: PrefixCache::new(granules, model.state_granules()),
             model,
             load,
             pages: PageAllocator::new(options.pages),
@@ -49,12 +64,15 @@ impl<M: StepModel> Engine<M> {
             schedule: Schedule::new(options.step_limits()),
             acceptance: Acceptance::of_server(),
             step_times: StepTimes::new(),
+            settling: Settling::default(),
             waiting: WaitingQueue::new(),
             chunk_rule: options.chunk_rule(),
+            snapshot_rule: options.snapshot_rule(),
             next_key: 0,
             options,
         };
         engine.load.pages_total.store(engine.pages.total(), Ordering::Relaxed);
+        engine.publish();
         engine
     }
 
@@ -78,12 +96,12 @@ impl<M: StepModel> Engine<M> {
         }
     }
 
-    /// Forgets who has gone, starts who can start, runs one step. False where there was nothing to do; then nobody
-    /// waits either, because whatever was not refused fits an empty engine.
+    /// Forgets who has gone, starts who can start, runs one step; where there is none, settles a slice. False where
+    /// there was nothing to do; then nobody waits either, because whatever was not refused fits an empty engine.
     pub(crate) fn turn(&mut self) -> Result<bool, String> {
         self.drop_gone();
-        self.admit();
-        let Some(step) = self.next_step() else { return Ok(false) };
+        self.admit()?;
+        let Some(step) = self.next_step() else { return self.settle() };
         self.run(&step)?;
         Ok(true)
     }
@@ -91,8 +109,8 @@ impl<M: StepModel> Engine<M> {
     /// Ends everything with an error.
     pub(crate) fn fail_all(&mut self, message: &str) {
         let reason = FinishReason::Error { message: message.to_owned() };
-        while let Some(submission) = self.waiting.pop() {
-            refuse(&self.load, submission, &reason);
+        while let Some(arrival) = self.waiting.pop() {
+            refuse(&self.load, arrival.submission, &reason);
         }
         while let Some((request, _)) = self.live.first_key_value() {
             self.end_request(*request, &reason);
@@ -112,7 +130,10 @@ impl<M: StepModel> Engine<M> {
 
     fn enqueue(&mut self, submission: Submission) {
         match Need::of(&submission.request, &self.options.limits()) {
-            Ok(need) => self.waiting.push(need, submission),
+            Ok(need) => {
+                let path = PromptPath::of(&submission.request, &self.chunk_rule);
+                self.waiting.push(need, Arrival { submission, path });
+            }
             Err(refusal) => {
                 let reason = FinishReason::Error { message: refusal.to_string() };
                 refuse(&self.load, submission, &reason);
@@ -122,8 +143,9 @@ impl<M: StepModel> Engine<M> {
 
     /// Forgets requests, and single choices, that nobody waits for.
     fn drop_gone(&mut self) {
-        for submission in self.waiting.take_where(|submission| submission.request.cancel.is_cancelled()) {
-            refuse(&self.load, submission, &FinishReason::Cancelled);
+        let is_gone = |arrival: &Arrival| arrival.submission.request.cancel.is_cancelled();
+        for arrival in self.waiting.take_where(is_gone) {
+            refuse(&self.load, arrival.submission, &FinishReason::Cancelled);
         }
         let gone: Vec<(RequestKey, Vec<usize>)> = self
             .live
@@ -136,34 +158,51 @@ impl<M: StepModel> Engine<M> {
         }
     }
 
-    /// Starts waiting requests, in order, as long as all that they can use is free.
-    fn admit(&mut self) {
-        while let Some(need) = self.waiting.first() {
-            let Some((pages, slots)) = self.reserve(&need) else { return };
-            let Some(submission) = self.waiting.pop() else { return };
-            let sequences = self.make_sequences(&submission.request, &need, &pages, &slots);
-            metrics::histogram!("qwill_engine_queue_seconds")
-                .record(submission.submitted.elapsed().as_secs_f64());
-            let EngineOptions { eos_token_ids, vocab_limit, .. } = &self.options;
-            let rule = EndRule::of(&submission.request, eos_token_ids, need.new_tokens, *vocab_limit);
-            let key = self.next_key;
-            self.next_key += 1;
-            self.live.insert(key, Live::new(submission, rule, &self.chunk_rule, sequences));
-            self.schedule.add_prompt(key);
-            self.publish();
-            self.load.waiting.fetch_sub(1, Ordering::AcqRel);
-            self.send(key, Event::Started { cached_tokens: 0 });
+    /// Starts waiting requests, in order, as long as all that they can use is to be had.
+    fn admit(&mut self) -> Result<(), String> {
+        while let Some((need, arrival)) = self.waiting.first() {
+            let path = arrival.path.clone();
+            match self.begin(&path, need.pages(), need.choices) {
+                Ok(Some(beginning)) => self.start(&need, path, &beginning),
+                // What settles in idle time makes room for what somebody waits for.
+                Ok(None) if self.pause_settling() => {}
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    if let Some(arrival) = self.waiting.pop() {
+                        refuse(&self.load, arrival.submission, &failure_of_request(&error));
+                    }
+                    self.recover("begin", &error)?;
+                }
+            }
         }
+        Ok(())
     }
 
-    /// Takes the pages and slots of a request, or nothing.
-    fn reserve(&mut self, need: &Need) -> Option<(Vec<u32>, Vec<usize>)> {
-        let pages = self.pages.take(need.pages())?;
-        let Some(slots) = self.slots.take(need.choices) else {
-            self.pages.release(&pages);
-            return None;
+    /// Starts the first waiting request.
+    fn start(&mut self, need: &Need, path: PromptPath, beginning: &Beginning) {
+        let Some(Arrival { submission, .. }) = self.waiting.pop() else { return };
+        let Beginning { pages, slots, position, known_tokens } = beginning;
+        self.note_lookup(&submission.request.id, &path, *position);
+        let mut sequences = self.make_sequences(&submission.request, need, pages, slots);
+        for sequence in &mut sequences {
+            sequence.prefilled(*position);
+        }
+        metrics::histogram!("qwill_engine_queue_seconds")
+            .record(submission.submitted.elapsed().as_secs_f64());
+        let EngineOptions { eos_token_ids, vocab_limit, .. } = &self.options;
+        let rule = EndRule::of(&submission.request, eos_token_ids, need.new_tokens, *vocab_limit);
+        let stops = if self.cache.is_on() {
+            self.snapshot_rule.stops(&path.tokens, &path.chunk_ends, *position, *known_tokens)
+        } else {
+            Vec::new()
         };
-        Some((pages, slots))
+        let key = self.next_key;
+        self.next_key += 1;
+        self.live.insert(key, Live::new(submission, rule, path, *position, stops, sequences));
+        self.schedule.add_prompt(key);
+        self.publish();
+        self.load.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.send(key, Event::Started { cached_tokens: *position });
     }
 
     /// One sequence for each choice: the same pages where they will be full of prompt, its own after that.
@@ -214,12 +253,9 @@ impl<M: StepModel> Engine<M> {
         }
     }
 
-    /// A failed step ends the requests that were in it. Whether the device still works is found out by generating a
-    /// token; if it does, the others go on.
-    fn step_failed(&mut self, kind: &str, step: &Step, error: &M::Error) -> Result<(), String> {
-        tracing::error!(%error, kind, "a step failed");
-        metrics::counter!("qwill_engine_failed_steps_total", "kind" => kind.to_owned()).increment(1);
-        let reason = FinishReason::Error { message: format!("the engine failed on this request: {error}") };
+    /// A failed step ends the requests that were in it.
+    fn step_failed(&mut self, kind: &'static str, step: &Step, error: &M::Error) -> Result<(), String> {
+        let reason = failure_of_request(error);
         let requests: Vec<RequestKey> = match step {
             Step::Slice(parts) => parts.iter().map(|part| part.request).collect(),
             Step::Round(parts) => parts.iter().map(|part| part.sequence.request).collect(),
@@ -227,6 +263,16 @@ impl<M: StepModel> Engine<M> {
         for request in requests {
             self.end_request(request, &reason);
         }
+        self.recover(kind, error)
+    }
+
+    /// After a device error. The contents of what took part are unspecified, so the prefix cache is given up. Whether the
+    /// device still works is found out by generating a token; if it does, those that were not part of it go on.
+    pub(crate) fn recover(&mut self, kind: &'static str, error: &M::Error) -> Result<(), String> {
+        tracing::error!(%error, kind, "a step failed");
+        metrics::counter!("qwill_engine_failed_steps_total", "kind" => kind).increment(1);
+        self.cache.clear(&mut self.pages);
+        self.publish();
         self.self_test().map_err(|second| format!("{error}; afterwards the self-test failed: {second}"))
     }
 
@@ -246,6 +292,9 @@ impl<M: StepModel> Engine<M> {
                 self.schedule.remove_running(SequenceKey { request, choice: *choice });
                 self.pages.release(&sequence.pages);
                 self.slots.release(sequence.slot);
+                if self.cache.is_on() && !matches!(reason, FinishReason::Error { .. }) {
+                    self.settling.add(live, &sequence, &self.chunk_rule);
+                }
             }
         }
         let finished = live.running().next().is_none();
@@ -271,13 +320,10 @@ impl<M: StepModel> Engine<M> {
             live.send(event);
         }
     }
+}
 
-    /// Writes the gauges. A sequence has a slot exactly while it runs.
-    fn publish(&self) {
-        self.load.pages_used.store(self.pages.used(), Ordering::Relaxed);
-        self.load.slots_used.store(self.slots.used(), Ordering::Relaxed);
-        self.load.running.store(self.slots.used(), Ordering::Relaxed);
-    }
+fn failure_of_request(error: &impl Error) -> FinishReason {
+    FinishReason::Error { message: format!("the engine failed on this request: {error}") }
 }
 
 /// Ends a request that was never admitted.

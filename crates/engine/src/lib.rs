@@ -2,8 +2,8 @@
 //!
 //! [`start`] makes the thread and gives back the server's end of it. A step is either a slice of prompts or a
 //! round of all running sequences, never both. What a request can use at most is reserved before it starts, so
-//! nothing that runs is ever put back. The parts that decide (`admission`, `chunks`, `pages`, `schedule`,
-//! `sequence`) know neither device nor clock.
+//! nothing that runs is ever put back. The parts that decide (`admission`, `chunks`, `pages`, `prefix`,
+//! `schedule`, `sequence`) know neither device nor clock.
 //!
 //! Live counters are in [`qwill_contract::Load`]. Beside them, through the `metrics` facade:
 //!
@@ -22,6 +22,7 @@
 
 mod admission;
 mod batch;
+mod caching;
 mod chunks;
 pub mod disk;
 mod draft_step;
@@ -31,10 +32,12 @@ mod live;
 mod model;
 mod options;
 mod pages;
+mod prefix;
 mod sampling;
 mod schedule;
 mod self_test;
 mod sequence;
+mod settle;
 mod slots;
 pub mod speculation;
 mod step;

@@ -1,8 +1,10 @@
 //! A request from its admission to the end of its last choice.
 
+use std::collections::VecDeque;
+
 use qwill_contract::{Event, EventSink, PromptToken, Request, Submission};
 
-use crate::chunks::ChunkRule;
+use crate::caching::PromptPath;
 use crate::schedule::PromptWork;
 use crate::sequence::{EndRule, Sequence};
 
@@ -13,7 +15,9 @@ pub(crate) struct Live {
     /// By choice; `None` once it has ended. All are there while the prompt is processed, which the first one does
     /// for all.
     pub(crate) sequences: Vec<Option<Sequence>>,
-    chunk_ends: Vec<usize>,
+    pub(crate) path: PromptPath,
+    /// Positions at which snapshots of the state are to be taken, ascending; all of them are to come.
+    pub(crate) stops: VecDeque<usize>,
     /// First chunk of the prompt that is not in the caches.
     pub(crate) next_chunk: usize,
     /// Log-probabilities of the prompt so far.
@@ -26,13 +30,16 @@ impl Live {
     pub(crate) fn new(
         submission: Submission,
         rule: EndRule,
-        chunk_rule: &ChunkRule,
+        path: PromptPath,
+        position: usize,
+        stops: Vec<usize>,
         sequences: Vec<Sequence>,
     ) -> Self {
         let Submission { request, sink, .. } = submission;
         Self {
-            chunk_ends: chunk_rule.chunk_ends(&request.prompt),
-            next_chunk: 0,
+            next_chunk: chunks_before(&path.chunk_ends, position),
+            path,
+            stops: stops.into(),
             // Nothing comes before the first token.
             prompt_logprobs: request.prompt_logprobs.map(|_| None).into_iter().collect(),
             request,
@@ -58,15 +65,18 @@ impl Live {
     }
 
     pub(crate) fn prompt_work(&self) -> PromptWork<'_> {
+        let chunk_ends = &self.path.chunk_ends;
+        let stop = self.stops.front().copied().unwrap_or(self.request.prompt.len());
         PromptWork {
-            chunk_ends: &self.chunk_ends,
+            chunk_ends,
             next_chunk: self.next_chunk,
+            stop_chunk: chunks_before(chunk_ends, stop),
             all_logits: self.request.prompt_logprobs.is_some(),
         }
     }
 
     pub(crate) fn prompt_done(&self) -> bool {
-        self.next_chunk == self.chunk_ends.len()
+        self.next_chunk == self.path.chunk_ends.len()
     }
 
     /// A choice that has not ended; the schedule knows no other.
@@ -84,4 +94,9 @@ impl Live {
     pub(crate) fn running(&self) -> impl Iterator<Item = (usize, &Sequence)> {
         self.sequences.iter().enumerate().filter_map(|(choice, sequence)| Some((choice, sequence.as_ref()?)))
     }
+}
+
+/// Chunks that end at a position or before.
+pub(crate) fn chunks_before(chunk_ends: &[usize], position: usize) -> usize {
+    chunk_ends.partition_point(|end| *end <= position)
 }

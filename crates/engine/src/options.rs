@@ -5,6 +5,7 @@ use qwill_device::plan::MemoryPlan;
 use crate::EngineError;
 use crate::admission::Limits;
 use crate::chunks::ChunkRule;
+use crate::prefix::SnapshotRule;
 use crate::schedule::StepLimits;
 use crate::speculation::{MAX_DRAFTS, SpeculationOptions};
 
@@ -37,13 +38,17 @@ pub struct EngineOptions {
     pub chunk_boundary_token: Option<u32>,
     /// In raw text a GDN chunk begins every so many tokens. Part of the numerics.
     pub chunk_interval_tokens: usize,
+    /// Whether prompts begin at what earlier ones left in the prefix cache. Needs a model with a host store.
+    pub prefix_cache: bool,
+    /// In long texts the cache keeps a snapshot every so many tokens.
+    pub snapshot_interval_tokens: usize,
     /// Drafts.
     pub speculation: SpeculationOptions,
 }
 
 impl EngineOptions {
-    /// The sizes of a memory plan; 128 requests may wait, an interval has 1024 tokens, speculation
-    /// is automatic. Names, numerics, vocabulary
+    /// The sizes of a memory plan; 128 requests may wait, an interval of chunks has 1,024 tokens, one of snapshots 4,096,
+    /// the prefix cache is on, speculation is automatic. Names, numerics, vocabulary
     /// and tokens are still to be set.
     pub fn sized_by(plan: &MemoryPlan) -> Self {
         Self {
@@ -61,6 +66,8 @@ impl EngineOptions {
             chunk_boundary_token: None,
             chunk_interval_tokens: 1024,
             speculation: SpeculationOptions::default(),
+            prefix_cache: true,
+            snapshot_interval_tokens: 4096,
         }
     }
 
@@ -70,10 +77,17 @@ impl EngineOptions {
             "the model has no name".to_owned()
         } else if self.vocab_limit == 0 {
             "no token has text: the vocabulary limit is 0".to_owned()
-        } else if self.max_sequences == 0 || self.queue_capacity == 0 || self.chunk_interval_tokens == 0 {
+        } else if self.max_sequences == 0
+            || self.queue_capacity == 0
+            || self.chunk_interval_tokens == 0
+            || self.snapshot_interval_tokens == 0
+        {
             format!(
-                "{} sequences, {} waiting requests, an interval of {} tokens: each must be at least 1",
-                self.max_sequences, self.queue_capacity, self.chunk_interval_tokens
+                "{} sequences, {} waiting requests, intervals of {} and {} tokens: each must be at least 1",
+                self.max_sequences,
+                self.queue_capacity,
+                self.chunk_interval_tokens,
+                self.snapshot_interval_tokens
             )
         } else if self.max_context_tokens == 0 || self.max_context_tokens > kv_tokens {
             format!("a context of {} tokens does not fit {kv_tokens} tokens of KV", self.max_context_tokens)
@@ -117,6 +131,11 @@ impl EngineOptions {
 
     pub(crate) fn step_limits(&self) -> StepLimits {
         StepLimits { slice: self.prefill_slice_tokens, round: self.max_rows, logits: self.max_logit_rows }
+    }
+
+    pub(crate) fn snapshot_rule(&self) -> SnapshotRule {
+        let interval_tokens = self.snapshot_interval_tokens;
+        SnapshotRule { boundary_token: self.chunk_boundary_token, interval_tokens }
     }
 
     pub(crate) fn chunk_rule(&self) -> ChunkRule {

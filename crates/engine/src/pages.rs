@@ -24,6 +24,11 @@ impl PageAllocator {
         self.total() - self.free()
     }
 
+    /// How many hold the page.
+    pub(crate) fn references(&self, page: u32) -> u32 {
+        self.references[page as usize]
+    }
+
     /// Takes `count` pages with one reference each, or none at all.
     pub(crate) fn take(&mut self, count: usize) -> Option<Vec<u32>> {
         let rest = self.free.len().checked_sub(count)?;

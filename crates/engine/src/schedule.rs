@@ -35,6 +35,8 @@ pub(crate) struct PromptWork<'a> {
     pub(crate) chunk_ends: &'a [usize],
     /// First chunk not yet done.
     pub(crate) next_chunk: usize,
+    /// First chunk that the next slice may not have: the state before it is wanted.
+    pub(crate) stop_chunk: usize,
     /// Whether every row's logits are wanted, not only the last one's.
     pub(crate) all_logits: bool,
 }
@@ -139,7 +141,7 @@ impl Schedule {
         for request in &self.prompts {
             let work = prompt(*request);
             let mut end = work.next_chunk;
-            while end < work.chunk_ends.len() {
+            while end < work.stop_chunk {
                 let (rows, logit_rows) = work.chunk_cost(end);
                 if rows > rows_left || logit_rows > logits_left {
                     break;
@@ -196,6 +198,8 @@ mod tests {
     use super::*;
 
     const LIMITS: StepLimits = StepLimits { slice: 128, round: 6, logits: 64 };
+    /// After so many chunks of a prompt a slice has to end.
+    const STOP_EVERY: usize = 4;
 
     #[derive(Debug, Clone)]
     struct Prompt {
@@ -210,6 +214,7 @@ mod tests {
         PromptWork {
             chunk_ends: &prompt.chunk_ends,
             next_chunk: prompt.next_chunk,
+            stop_chunk: prompt.chunk_ends.len().min((prompt.next_chunk / STOP_EVERY + 1) * STOP_EVERY),
             all_logits: prompt.all_logits,
         }
     }
@@ -283,6 +288,7 @@ mod tests {
                                     let prompt = prompts.get_mut(&part.request).unwrap();
                                     prop_assert_eq!(part.chunks.start, prompt.next_chunk);
                                     prop_assert!(part.chunks.end > part.chunks.start);
+                                    prop_assert_eq!((part.chunks.end - 1) / STOP_EVERY, part.chunks.start / STOP_EVERY);
                                     let start = if part.chunks.start == 0 { 0 } else { prompt.chunk_ends[part.chunks.start - 1] };
                                     let size = prompt.chunk_ends[part.chunks.end - 1] - start;
                                     let done = part.chunks.end == prompt.chunk_ends.len();

@@ -106,8 +106,10 @@ pub(crate) struct Sequence {
     pub(crate) drafts: Vec<u32>,
     /// From the first token on, where anything drafts.
     pub(crate) drafter: Option<Drafter>,
-    /// Tokens drawn.
+    /// Number of tokens drawn.
     pub(crate) generated: usize,
+    /// The tokens drawn.
+    pub(crate) output: Vec<u32>,
     /// For penalties; stays empty where no penalty is asked for.
     pub(crate) seen: SeenTokens,
     /// Key of the draws.
@@ -130,6 +132,7 @@ impl Sequence {
             drafts: Vec::new(),
             drafter: None,
             generated: 0,
+            output: Vec::new(),
             seen,
             seed: sampling.seed.wrapping_add(choice as u64),
             counts_tokens: repetition
@@ -194,6 +197,7 @@ impl Sequence {
             return Some(FinishReason::Error { message });
         }
         self.generated += 1;
+        self.output.push(token);
         if self.counts_tokens {
             self.seen.generated(token);
         }
@@ -231,6 +235,7 @@ mod tests {
         Request {
             id: "r".into(),
             prompt,
+            cache_salt: None,
             sampling,
             choices: 1,
             prompt_logprobs: None,

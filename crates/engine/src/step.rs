@@ -45,6 +45,7 @@ impl<M: StepModel> Engine<M> {
             self.note_prefilled(part, member);
         }
         self.prefill_mtp(&members)?;
+        self.keep_snapshots(&members)?;
         let scored = self.score_prompts(&members)?;
         let (first_draws, last_rows) = self.first_draws(&members);
         let drawn = self.draw(&first_draws)?;
@@ -129,6 +130,21 @@ impl<M: StepModel> Engine<M> {
             sequence.prefilled(member.end);
         }
         self.load.prompt_tokens.fetch_add((member.end - member.start) as u64, Ordering::Relaxed);
+    }
+
+    /// Keeps the states of those members that have come to a position where one is wanted.
+    fn keep_snapshots(&mut self, members: &[PartRows]) -> Result<(), M::Error> {
+        for member in members {
+            let Some(live) = self.live.get_mut(&member.request) else { continue };
+            if live.stops.front() != Some(&member.end) {
+                continue;
+            }
+            live.stops.pop_front();
+            let (path, sequence) = (live.path.clone(), live.sequence(0));
+            let (slot, pages) = (sequence.slot, sequence.pages.clone());
+            self.keep_snapshot(&path, member.end, slot, &pages)?;
+        }
+        Ok(())
     }
 
     /// Log-probabilities of the prompt tokens that follow the slice's rows, for the members that want them.

@@ -51,7 +51,8 @@ fn check<D: Device>(
     subjects: &[Request],
     slices: &[usize],
 ) {
-    let (handle, thread) = Setup { spec: SpecMode::Off, ..setup }.start(device.clone());
+    // Alone, cold and without drafts.
+    let (handle, thread) = Setup { prefix_cache: false, spec: SpecMode::Off, ..setup }.start(device.clone());
     let alone: Vec<Outcome> = subjects.iter().map(|subject| submit(&handle, subject).wait()).collect();
     assert_idle(handle.load());
     for (subject, outcome) in subjects.iter().zip(&alone) {

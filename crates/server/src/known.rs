@@ -63,7 +63,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("mm_processor_kwargs", &["{}"]),
     ("images", &["[]"]),
     ("priority", &["0"]),
-    ("cache_salt", &["\"\""]),
     ("thinking_token_budget", &[]),
     ("thinking_budget", &[]),
     ("reasoning_budget", &["-1"]),

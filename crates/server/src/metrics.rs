@@ -2,6 +2,7 @@
 //! when somebody asks.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
@@ -11,7 +12,7 @@ use metrics::{
     Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
-use qwill_contract::{EngineFacts, EngineState};
+use qwill_contract::{CacheLoad, EngineFacts, EngineState};
 
 use crate::EngineMetrics;
 use crate::app::App;
@@ -115,9 +116,34 @@ impl Metrics {
             gauge!("qwill_uptime_seconds").set(self.started.elapsed().as_secs_f64());
             counter!("qwill_prompt_tokens_total").absolute(load.prompt_tokens);
             counter!("qwill_generated_tokens_total").absolute(load.generated_tokens);
+            show_cache(&app.engine.load().cache);
         });
         let engine = app.options.engine_metrics.as_ref().map(EngineMetrics::render);
         self.recorder.handle().render() + &engine.unwrap_or_default()
+    }
+}
+
+fn show_cache(cache: &CacheLoad) {
+    for (name, gauge) in [
+        ("qwill_prefix_cache_snapshots", &cache.snapshots),
+        ("qwill_prefix_cache_tokens", &cache.tokens),
+        ("qwill_prefix_cache_device_pages", &cache.device_pages),
+        ("qwill_prefix_cache_host_pages", &cache.host_pages),
+        ("qwill_prefix_cache_granules_used", &cache.granules_used),
+        ("qwill_prefix_cache_granules_total", &cache.granules_total),
+    ] {
+        gauge!(name).set(gauge.load(Ordering::Relaxed) as f64);
+    }
+    for (name, counter) in [
+        ("qwill_prefix_cache_hits_total", &cache.hits),
+        ("qwill_prefix_cache_evictions_total", &cache.evictions),
+        ("qwill_prefix_cache_settled_tokens_total", &cache.settled_tokens),
+    ] {
+        counter!(name).absolute(counter.load(Ordering::Relaxed));
+    }
+    for (reason, count) in CacheLoad::MISS_REASONS.into_iter().zip(&cache.misses) {
+        counter!("qwill_prefix_cache_misses_total", "reason" => reason)
+            .absolute(count.load(Ordering::Relaxed));
     }
 }
 
@@ -133,6 +159,28 @@ fn describe() {
     describe_counter!("qwill_prompt_tokens_total", "Prompt tokens processed");
     describe_counter!("qwill_generated_tokens_total", "Tokens generated");
     describe_counter!("qwill_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache");
+    describe_counter!(
+        "qwill_prefix_cache_hits_total",
+        "Requests that began at a snapshot of the prefix cache"
+    );
+    describe_counter!(
+        "qwill_prefix_cache_misses_total",
+        "Requests that found less in the prefix cache than their prompts allow, by reason"
+    );
+    describe_counter!("qwill_prefix_cache_evictions_total", "Snapshots that had to make room for others");
+    describe_counter!(
+        "qwill_prefix_cache_settled_tokens_total",
+        "Tokens processed in idle time for requests to come"
+    );
+    describe_gauge!("qwill_prefix_cache_snapshots", "Snapshots in the prefix cache");
+    describe_gauge!("qwill_prefix_cache_tokens", "Tokens on the paths to them, common beginnings once");
+    describe_gauge!("qwill_prefix_cache_device_pages", "KV pages that the prefix cache holds on the device");
+    describe_gauge!("qwill_prefix_cache_host_pages", "KV pages that the prefix cache holds in host memory");
+    describe_gauge!(
+        "qwill_prefix_cache_granules_used",
+        "Granules of host memory in use, by pages and states"
+    );
+    describe_gauge!("qwill_prefix_cache_granules_total", "Granules of host memory in all");
     describe_gauge!("qwill_requests_running", "Sequences admitted and not ended");
     describe_gauge!("qwill_requests_waiting", "Requests accepted and not admitted");
     describe_gauge!("qwill_queue_capacity", "Requests that may wait");

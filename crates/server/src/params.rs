@@ -1,5 +1,7 @@
 //! Generation parameters: those that both endpoints share, checked and brought to one form.
 
+use std::sync::Arc;
+
 use qwill_contract::SamplingParams;
 use serde_json::Value;
 
@@ -9,6 +11,7 @@ use crate::fields::{Fields, token_id};
 
 const STOP_STRINGS_LIMIT: usize = 16;
 const STOP_STRING_LIMIT_BYTES: usize = 4096;
+const CACHE_SALT_LIMIT_BYTES: usize = 256;
 const LOGPROBS_LIMIT: i64 = 20;
 /// Softer than this, dividing by the temperature overflows before the maximum can be told from the rest: greedy.
 const LOWEST_TEMPERATURE: f32 = 1e-5;
@@ -20,6 +23,8 @@ pub(crate) struct Params {
     pub(crate) sampling: SamplingParams,
     /// Absent: a random one for each prompt.
     pub(crate) seed: Option<u64>,
+    /// See [`qwill_contract::Request::cache_salt`].
+    pub(crate) cache_salt: Option<Arc<str>>,
     /// As the client gave it.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) choices: usize,
@@ -42,6 +47,7 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
     let max_tokens = take_max_tokens(fields)?;
     let sampling = take_sampling(app, fields)?;
     let seed = take_seed(fields)?;
+    let cache_salt = take_cache_salt(fields)?;
     if let Some(most) = max_tokens
         && sampling.min_tokens > most
     {
@@ -58,7 +64,7 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
     };
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = take_stream_options(app, fields, stream)?;
-    Ok(Params { sampling, seed, max_tokens, choices, output, stream, include_usage })
+    Ok(Params { sampling, seed, cache_salt, max_tokens, choices, output, stream, include_usage })
 }
 
 fn take_max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
@@ -112,6 +118,16 @@ fn take_seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
     let Some(value) = fields.take("seed") else { return Ok(None) };
     let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
     seed.map(Some).ok_or_else(|| ApiError::value("seed", "a 64-bit integer", &value))
+}
+
+/// Any text but the empty one, which is none.
+fn take_cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, ApiError> {
+    let Some(salt) = fields.string("cache_salt")?.filter(|salt| !salt.is_empty()) else { return Ok(None) };
+    if salt.len() > CACHE_SALT_LIMIT_BYTES {
+        let expected = format!("at most {CACHE_SALT_LIMIT_BYTES} bytes of text");
+        return Err(ApiError::value("cache_salt", &expected, &salt.into()));
+    }
+    Ok(Some(salt.into()))
 }
 
 fn take_token_ids(fields: &mut Fields, name: &str, vocab_size: usize) -> Result<Vec<u32>, ApiError> {

@@ -130,7 +130,8 @@ fn right_drafts_take_a_round_for_16_tokens_and_wrong_ones_a_round_for_each() {
     let plain = [Bench::answer(&options(), long_request())];
     let turns = |right_of_8| {
         let drafter = Drafter { right_of_8, most: 15 };
-        let (drafted, turns) = answer_with_drafts(&options(), &[long_request()], &plain, drafter);
+        let options = EngineOptions { prefix_cache: false, ..options() };
+        let (drafted, turns) = answer_with_drafts(&options, &[long_request()], &plain, drafter);
         assert_eq!(drafted, plain);
         turns
     };
@@ -193,7 +194,7 @@ fn synthetic_acceptance_takes_as_many_drafts_as_the_table_says() {
     let synthetic = Some(SyntheticAcceptance::new(vec![1.0, 1.0, 0.0]).unwrap());
     let speculation =
         SpeculationOptions { mode: SpecMode::Mtp, max_draft_len: 3, adaptive: false, synthetic };
-    let mut bench = Bench::new(EngineOptions { speculation, ..options() });
+    let mut bench = Bench::new(EngineOptions { speculation, prefix_cache: false, ..options() });
     bench.engine.model.oracle = Some(Box::new(|text| text.len() as u32 % 40));
     let mut client = bench.submit(long_request());
     let mut lengths = Vec::new();

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use qwill_contract::{EngineHandle, EngineInbox, Request, SamplingParams, engine_channel};
 
 use super::client::{Client, Outcome, assert_idle, request};
-use super::puppet::{Fault, Puppet};
+use super::puppet::{Fault, GRANULE_BYTES, Puppet};
 use crate::EngineOptions;
 use crate::engine::Engine;
 use crate::speculation::{SpecMode, SpeculationOptions};
@@ -31,19 +31,42 @@ pub(crate) fn options() -> EngineOptions {
         chunk_boundary_token: Some(BOUNDARY),
         chunk_interval_tokens: 200,
         speculation: SpeculationOptions { mode: SpecMode::Off, ..SpeculationOptions::default() },
+        prefix_cache: true,
+        snapshot_interval_tokens: 300,
     }
 }
 
+/// Granules of a puppet's host store, where a test does not say how many.
+const GRANULES: usize = 40;
+
 pub(crate) fn puppet(options: &EngineOptions) -> Puppet {
-    Puppet::new(options.pages, options.max_sequences, options.max_rows, options.max_logit_rows)
+    puppet_with_host(options, GRANULES)
+}
+
+fn puppet_with_host(options: &EngineOptions, granules: usize) -> Puppet {
+    let EngineOptions { pages, max_sequences, max_rows, max_logit_rows, .. } = *options;
+    let mut puppet = Puppet::new(pages, max_sequences, max_rows, max_logit_rows);
+    puppet.host = vec![[0xa5; GRANULE_BYTES]; granules];
+    puppet
+}
+
+/// The beginning of one of a few conversations: messages of many lengths.
+pub(crate) fn conversation(number: usize, tokens: usize) -> Vec<u32> {
+    let token = |at: usize| {
+        let bits = (at / 7 + number * 31).wrapping_mul(0x9e37_79b1) >> 8;
+        if at.is_multiple_of(20 + number * 17) { BOUNDARY } else { 8 + (bits % 40) as u32 }
+    };
+    (0..tokens).map(token).collect()
 }
 
 /// Requests of every kind that the engine can run.
 pub(crate) fn any_request() -> impl Strategy<Value = Request> {
+    let follow_up = (0usize..3, 1usize..450, prop::collection::vec(0..VOCAB as u32, 1..80));
     let prompt = prop_oneof![
-        prop::collection::vec(0..VOCAB as u32, 1..80),
-        prop::collection::vec(0..VOCAB as u32, 60..70),
-        prop::collection::vec(0..VOCAB as u32, 100..500),
+        3 => follow_up.prop_map(|(number, tokens, rest)| [conversation(number, tokens), rest].concat()),
+        1 => prop::collection::vec(0..VOCAB as u32, 1..80),
+        1 => prop::collection::vec(0..VOCAB as u32, 60..70),
+        1 => prop::collection::vec(0..VOCAB as u32, 100..500),
     ];
     let lengths = (0usize..90, 0usize..20, any::<bool>(), prop::option::of(0usize..3));
     let shape = (1usize..4, prop::option::of(0usize..3), any::<u64>(), any::<bool>(), 0u32..3);
@@ -76,8 +99,13 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(options: EngineOptions) -> Self {
+        Self::with_host(options, GRANULES)
+    }
+
+    pub(crate) fn with_host(options: EngineOptions, granules: usize) -> Self {
         let (handle, inbox) = engine_channel(options.facts());
-        let engine = Engine::new(puppet(&options), options, Arc::clone(&inbox.load));
+        let puppet = puppet_with_host(&options, granules);
+        let engine = Engine::new(puppet, options, Arc::clone(&inbox.load));
         Self { engine, handle, inbox }
     }
 
@@ -101,12 +129,31 @@ impl Bench {
         while self.turn().unwrap() {}
     }
 
-    /// Runs a request by itself.
-    pub(crate) fn answer(options: &EngineOptions, request: Request) -> Outcome {
-        let mut bench = Self::new(options.clone());
-        let client = bench.submit(request);
-        bench.finish();
-        assert_idle(bench.handle.load());
+    /// Runs a request in this engine, when all else is done.
+    pub(crate) fn ask(&mut self, request: Request) -> Outcome {
+        let client = self.submit(request);
+        self.finish();
+        assert_idle(self.handle.load());
         client.wait()
+    }
+
+    /// Runs a request by itself, in an engine of its own that remembers nothing.
+    pub(crate) fn answer(options: &EngineOptions, request: Request) -> Outcome {
+        let mut bench = Self::new(EngineOptions { prefix_cache: false, ..options.clone() });
+        let outcome = bench.ask(request);
+        bench.assert_nothing_is_left();
+        outcome
+    }
+
+    /// What the prefix cache holds is all that is held.
+    pub(crate) fn assert_nothing_is_left(&mut self) {
+        assert_idle(self.handle.load());
+        let engine = &mut self.engine;
+        assert_eq!(engine.pages.used(), engine.cache.usage().device_pages);
+        engine.cache.clear(&mut engine.pages);
+        assert_eq!(engine.pages.free(), engine.pages.total());
+        assert_eq!(engine.slots.free(), engine.options.max_sequences);
+        let usage = engine.cache.usage();
+        assert_eq!((usage.granules_used, usage.snapshots, usage.tokens), (0, 0, 0));
     }
 }

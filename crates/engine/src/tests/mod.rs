@@ -1,4 +1,5 @@
 mod answers;
+mod caching;
 #[allow(dead_code, reason = "the tests on real devices use it too")]
 mod client;
 mod distribution;

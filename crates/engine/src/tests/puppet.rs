@@ -46,7 +46,7 @@ struct State {
 }
 
 /// Bytes of a granule: for each position of a page the trunk's token and the MTP module's.
-const GRANULE_BYTES: usize = PAGE_TOKENS * 8;
+pub(crate) const GRANULE_BYTES: usize = PAGE_TOKENS * 8;
 /// A stored state has its base in one granule and its position in the other.
 const STATE_GRANULES: usize = 2;
 
@@ -114,6 +114,11 @@ impl Puppet {
             calls: 0,
             fault: Fault::None,
         }
+    }
+
+    /// Calls so far.
+    pub(crate) fn calls(&self) -> usize {
+        self.calls
     }
 
     fn call(&mut self) -> Result<(), PuppetError> {

@@ -67,6 +67,9 @@ pub(crate) struct Setup {
     pub(crate) spec: SpecMode,
     pub(crate) draft_len: usize,
     pub(crate) adaptive: bool,
+    /// Granules of the host store.
+    pub(crate) host_granules: usize,
+    pub(crate) prefix_cache: bool,
 }
 
 impl Setup {
@@ -83,6 +86,8 @@ impl Setup {
             spec,
             draft_len,
             adaptive,
+            host_granules: 192,
+            prefix_cache: true,
         }
     }
 
@@ -120,6 +125,8 @@ impl Setup {
                 adaptive: self.adaptive,
                 ..SpeculationOptions::default()
             },
+            prefix_cache: self.prefix_cache,
+            snapshot_interval_tokens: 256,
         }
     }
 
@@ -135,7 +142,7 @@ impl Setup {
             state_type: self.state_type,
             pages: options.pages,
             slots: options.max_sequences,
-            host_granules: 0,
+            host_granules: self.host_granules,
             max_rows: options.max_rows,
             max_logit_rows: options.max_logit_rows,
         };

@@ -37,6 +37,8 @@ pub(crate) fn sampling_rows() -> Vec<Row> {
         (json!({"logit_bias": {"5": "high"}}), 400, Some("logit_bias.5"), "got \"high\""),
         (json!({"logit_bias": [[5]]}), 400, Some("logit_bias"), "[id, bias] pairs, got [5]"),
         (json!({"logit_bias": 3}), 400, Some("logit_bias"), "got 3"),
+        (json!({"cache_salt": 5}), 400, Some("cache_salt"), "got 5"),
+        (json!({"cache_salt": "s".repeat(257)}), 400, Some("cache_salt"), "at most 256 bytes"),
         (json!({"seed": 1.5}), 400, Some("seed"), "64-bit integer, got 1.5"),
         (json!({"seed": "one"}), 400, Some("seed"), "got \"one\""),
         (json!({"seed": 1e30}), 400, Some("seed"), "got 1e+30"),

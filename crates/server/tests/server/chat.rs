@@ -228,7 +228,8 @@ async fn several_choices_differ_and_all_end() {
         byte_tokens(text).into_iter().map(|id| Act::Step(vec![id])).collect()
     });
     let bench = Bench::new(script);
-    let body = with(plain_chat(), json!({"n": 3, "seed": 7, "stop": " ap", "max_tokens": 20}));
+    let body =
+        with(plain_chat(), json!({"n": 3, "seed": 7, "stop": " ap", "max_tokens": 20, "cache_salt": "team"}));
     let (plain, streamed) = bench.both(CHAT, body).await;
     for (index, text) in ["red", "green", "blue"].into_iter().enumerate() {
         assert_eq!(plain["choices"][index]["index"], index);
@@ -240,6 +241,7 @@ async fn several_choices_differ_and_all_end() {
     }
     let request = bench.stage.last_request();
     assert_eq!((request.choices, request.sampling.seed), (3, 7));
+    assert_eq!(request.cache_salt.as_deref(), Some("team"));
     // red and its end, "green ap" up to the match, blue and its end.
     assert_eq!(plain["usage"]["completion_tokens"], 4 + 8 + 5);
 }
