@@ -128,7 +128,10 @@ fn jobs(options: &Options) -> Result<Vec<Job>, String> {
             }
         }
     }
-    let of_architecture = |sm: &u32| builds.iter().map(|build| (build.clone(), *sm)).collect::<Vec<Job>>();
+    let of_architecture = |sm: &u32| {
+        let builds = builds.iter().filter(|build| build.is_for(*sm));
+        builds.map(|build| (build.clone(), *sm)).collect::<Vec<Job>>()
+    };
     Ok(options.architectures.iter().flat_map(of_architecture).collect())
 }
 

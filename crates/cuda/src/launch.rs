@@ -91,11 +91,13 @@ params! {
         source: u64, raw_scales: u64, data: u64, scales: u64,
         rows: u32, cols: u32, groups: u32, format: u32, first_row: u32, source_rows: u32,
     }
-    /// linear.cu, all.
+    /// linear.cu, and `linear_prompt.cu` but for `arrange`.
     LinearParams {
         parts: [PartParams; MAX_PARTS], x: u64, indices: u64, out: u64,
         part_count: u32, x_cols: u32, out_cols: u32, rows: u32, mode: u32,
     }
+    /// `linear_prompt.cu`, `arrange`.
+    ArrangeParams { x: u64, out: u64, rows: u32, x_cols: u32, groups: u32, unused: u32, }
     /// attention.cu, `prepare`.
     AttentionPrepareParams {
         step: StepParams, projected: u64, q_norm: u64, k_norm: u64, inverse: u64, query: u64, kv: KvParams,

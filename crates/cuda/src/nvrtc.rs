@@ -100,8 +100,10 @@ impl Nvrtc {
 
     /// Compiles a unit for a compute capability (times ten).
     pub fn compile(&self, build: &UnitBuild, sm: u32) -> Result<Compiled, KernelError> {
+        // The instructions of 9.0 alone (wgmma) have to be asked for.
+        let own = if sm == 90 { "a" } else { "" };
         let options = [
-            format!("--gpu-architecture=sm_{sm}"),
+            format!("--gpu-architecture=sm_{sm}{own}"),
             "--std=c++17".to_owned(),
             "--ptxas-options=-v".to_owned(),
         ];

@@ -17,8 +17,9 @@ pub struct Unit {
 }
 
 /// The headers that units include: name and text.
-pub(crate) const HEADERS: [(&str, &str); 2] = [
+pub(crate) const HEADERS: [(&str, &str); 3] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("linear.cuh", include_str!("../kernels/linear.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
 ];
 
@@ -46,6 +47,20 @@ pub(crate) const LINEAR: Unit = Unit {
         "bf16_16",
         "bf16_64",
         "plain",
+    ],
+};
+/// For compute capability 9.0 alone.
+pub(crate) const LINEAR_PROMPT: Unit = Unit {
+    name: "linear_prompt",
+    source: include_str!("../kernels/linear_prompt.cu"),
+    kernels: &[
+        "arrange",
+        "int4_prompt_64",
+        "int4_prompt_128",
+        "int8_prompt_64",
+        "int8_prompt_128",
+        "bf16_prompt_64",
+        "bf16_prompt_128",
     ],
 };
 pub(crate) const ATTENTION: Unit = Unit {
@@ -99,6 +114,11 @@ impl UnitBuild {
     /// A unit that needs no constants.
     pub(crate) fn plain(unit: Unit) -> Self {
         Self { unit, defines: Vec::new() }
+    }
+
+    /// Whether a GPU of this compute capability (times ten) has the instructions that the unit needs.
+    pub fn is_for(&self, sm: u32) -> bool {
+        self.unit != LINEAR_PROMPT || sm == 90
     }
 
     /// Name and constants, for people.
@@ -219,12 +239,12 @@ pub fn gdn_units(shape: &GdnShape, state_type: StateType) -> Result<[UnitBuild; 
     Ok([GDN, GDN_CHUNKS].map(|unit| UnitBuild { unit, defines: defines.clone() }))
 }
 
-/// The units that need no geometry.
+/// The units that need no geometry; see [`UnitBuild::is_for`].
 pub fn fixed_units() -> Vec<UnitBuild> {
-    [ROWS, PACK, LINEAR, SAMPLE, CEILINGS].into_iter().map(UnitBuild::plain).collect()
+    [ROWS, PACK, LINEAR, LINEAR_PROMPT, SAMPLE, CEILINGS].into_iter().map(UnitBuild::plain).collect()
 }
 
-/// Everything that a geometry needs with KV and states of the given types, each unit once.
+/// Everything that a geometry needs with KV and states of the given types, each unit once; see [`UnitBuild::is_for`].
 pub fn units_of(
     geometry: &Geometry,
     kv_types: &[KvType],
@@ -311,7 +331,7 @@ mod tests {
     fn every_named_geometry_has_units() {
         for name in Geometry::NAMES {
             let geometry = Geometry::named(name).unwrap();
-            assert_eq!(units_of(&geometry, &[KvType::Bf16], &[StateType::F16]).unwrap().len(), 10);
+            assert_eq!(units_of(&geometry, &[KvType::Bf16], &[StateType::F16]).unwrap().len(), 11);
         }
     }
 }

@@ -114,8 +114,8 @@ pub trait Device: Send + 'static {
 
     // ---- a step ----
 
-    /// Called once before the ops of a step; a device with its own memory uploads the batch here.
-    /// [`Batch::check`] holds.
+    /// Called once before the ops of a step, whose phase is the batch's from then on; a device with its own memory
+    /// uploads the batch here. [`Batch::check`] holds.
     fn begin_step(&mut self, batch: &Batch) -> Result<(), DeviceError>;
 
     /// Starts to record a round: the ops until [`Device::end_recording`] are kept instead of run, for

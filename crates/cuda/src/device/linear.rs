@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use qwill_device::{DeviceError, GROUP, WeightFormat};
 
+use super::linear_prompt::{PROMPT_OUTPUTS, PROMPT_THREADS, PromptKernels, prompt_shared_bytes};
 use super::rows::NORM_BLOCK;
 use super::{Check, CudaBuffer, CudaDevice, CudaMatrix, CudaVector};
 use crate::driver::{Extent, Function, Module};
@@ -37,13 +38,14 @@ const NARROW_ROWS: usize = 4;
 /// them than there are SMs would be put two on one SM, beside what still runs on the others.
 const ALONE_SHARED_BYTES: usize = 116 << 10;
 
-/// Entry points of linear.cu.
+/// Entry points of linear.cu, and of `linear_prompt.cu` where the card has it.
 #[derive(Debug)]
 pub(super) struct LinearKernels {
     int4: Family,
     int8: Family,
     bf16: Family,
     plain: Function,
+    pub(super) prompt: Option<PromptKernels>,
     card: Card,
 }
 
@@ -125,7 +127,12 @@ fn sums_bytes(row_tiles: usize, tokens: usize) -> usize {
 }
 
 impl LinearKernels {
-    pub(super) fn new(module: &Arc<Module>, card: Card) -> Result<Self, DeviceError> {
+    /// The modules of linear.cu and, for a card that has it, `linear_prompt.cu`.
+    pub(super) fn new(
+        module: &Arc<Module>,
+        prompt: Option<&Arc<Module>>,
+        card: Card,
+    ) -> Result<Self, DeviceError> {
         let ring = |large: usize, small: usize| if card.much_shared() { large } else { small };
         let many = |name: &str| module.early_function(name, MANY_SHARED_BYTES as u32);
         Ok(Self {
@@ -157,13 +164,18 @@ impl LinearKernels {
                 many: many("bf16_64")?,
             },
             plain: module.early_function("plain", 0)?,
+            prompt: prompt.map(PromptKernels::new).transpose()?,
             card,
         })
     }
 
     /// The kernel for matrices of a format with some outputs together, and a number of rows; the bits are the same
-    /// whichever it is.
-    fn choose(&self, format: WeightFormat, outputs: usize, rows: usize) -> Choice<'_> {
+    /// whichever it is, apart for prompts and everything else.
+    fn choose(&self, format: WeightFormat, outputs: usize, rows: usize, is_arranged: bool) -> Choice<'_> {
+        let prompt = self.prompt.as_ref().filter(|_| is_arranged);
+        if let Some((kernel, tokens)) = prompt.and_then(|prompt| prompt.of(format, rows)) {
+            return Choice::Prompt(kernel, tokens);
+        }
         let family = match format {
             WeightFormat::Int4 => &self.int4,
             WeightFormat::Int8 => &self.int8,
@@ -183,6 +195,8 @@ impl LinearKernels {
 enum Choice<'a> {
     Few(&'a Few),
     Many(&'a Function),
+    /// With the tokens of a block.
+    Prompt(&'a Function, usize),
     Plain(&'a Function),
 }
 
@@ -191,6 +205,7 @@ impl Choice<'_> {
         match self {
             Self::Few(few) => few.row_tiles * TILE_ROWS,
             Self::Many(_) => 128,
+            Self::Prompt(..) => PROMPT_OUTPUTS,
             Self::Plain(_) => 8,
         }
     }
@@ -207,6 +222,10 @@ impl Choice<'_> {
                 let extent = Extent::new((rows.div_ceil(64), blocks, 1), 256);
                 (kernel, extent.with_shared(MANY_SHARED_BYTES))
             }
+            Self::Prompt(kernel, tokens) => {
+                let extent = Extent::new((rows.div_ceil(*tokens), blocks, 1), PROMPT_THREADS);
+                (kernel, extent.with_shared(prompt_shared_bytes(*tokens)))
+            }
             Self::Plain(kernel) => (kernel, Extent::new((blocks, rows, 1), 256)),
         }
     }
@@ -220,6 +239,8 @@ pub(super) struct Input {
     pub(super) indices: u64,
     /// Elements from row to row.
     pub(super) stride: usize,
+    /// The same rows as the kernels for prompts want them.
+    pub(super) arranged: Option<u64>,
 }
 
 impl CudaBuffer {
@@ -230,7 +251,7 @@ impl CudaBuffer {
         check.that(cols == self.cols || cols.is_multiple_of(GROUP), || {
             format!("{cols} inputs in rows of {}: what follows them is not zero", self.cols)
         })?;
-        Ok(Input { address: self.memory.address(), indices: 0, stride: self.stride })
+        Ok(Input { address: self.memory.address(), indices: 0, stride: self.stride, arranged: None })
     }
 }
 
@@ -260,7 +281,7 @@ impl CudaDevice {
         };
         let kernel = &self.kernels.rows.rms_norm;
         self.driver.launch(check.0, kernel, Extent::new((rows, 1, 1), NORM_BLOCK), &params)?;
-        Ok(Input { address, indices: 0, stride })
+        Ok(Input { address, indices: 0, stride, arranged: None })
     }
 
     /// `out[row] = parts[0] · x[row] | parts[1] · x[row] | …`. Neighbours of one format share a launch.
@@ -278,6 +299,7 @@ impl CudaDevice {
             Mode::Round | Mode::Add => check.activations("out", out)?,
             Mode::Raw => check.full("out", out)?,
         }
+        let x = self.arranged_for(check, rows, x, parts)?;
         let mut out_column = 0;
         for same_format in parts.chunk_by(|a, b| a.format() == b.format()) {
             for parts in same_format.chunks(MAX_PARTS) {
@@ -300,7 +322,8 @@ impl CudaDevice {
     ) -> Result<usize, DeviceError> {
         let Some(first) = parts.first() else { return Ok(0) };
         let all_outputs = parts.iter().map(|part| part.rows()).sum();
-        let choice = self.kernels.linear.choose(first.format(), all_outputs, rows);
+        let arranged = x.arranged.filter(|_| PromptKernels::takes(first.format()));
+        let choice = self.kernels.linear.choose(first.format(), all_outputs, rows, arranged.is_some());
         let (mut outputs, mut blocks) = (0, 0);
         let mut params = [PartParams::default(); MAX_PARTS];
         for (part, params) in parts.iter().zip(&mut params) {
@@ -317,7 +340,7 @@ impl CudaDevice {
         }
         let params = LinearParams {
             parts: params,
-            x: x.address,
+            x: arranged.unwrap_or(x.address),
             indices: x.indices,
             out: out.memory.address(),
             part_count: parts.len() as u32,

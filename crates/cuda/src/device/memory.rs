@@ -30,7 +30,8 @@ pub fn buffer_bytes(rows: usize, cols: usize, precision: Precision) -> u64 {
     CudaBuffer::bytes(rows, cols, precision)
 }
 
-/// Bytes of the work memory for a model; see [`qwill_device::Device::scratch_bytes`].
+/// Bytes of the work memory for a model on a card without kernels for prompts; see
+/// [`qwill_device::Device::scratch_bytes`].
 pub fn scratch_bytes(geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
     WorkBytes::of(geometry, max_rows, max_logit_rows).sum()
 }

@@ -8,6 +8,7 @@ mod check;
 mod gdn;
 mod host;
 mod linear;
+mod linear_prompt;
 mod matrix;
 mod memory;
 mod rows;
@@ -91,6 +92,8 @@ pub struct CudaDevice {
     packer: matrix::Packer,
     /// The step's rows, spans and pages.
     step: StepMemory,
+    /// Of the step.
+    phase: Phase,
     /// Rounds that are replayed: by the rows they have room for, and whether spans may have several rows.
     recordings: BTreeMap<(usize, bool), Graph>,
     /// Copies to and from host memory.
@@ -99,6 +102,8 @@ pub struct CudaDevice {
     begun: Option<(usize, bool)>,
     /// Normed inputs of the product that runs.
     normed: Scratch,
+    /// Its inputs as the kernels for prompts want them.
+    arranged: Scratch,
     /// Row indices of the op that runs.
     indices: Scratch,
     /// Parts of the attention that runs.
@@ -144,9 +149,11 @@ impl CudaDevice {
         let store = KernelStore::new(options.kernel_cache_directory.clone()).for_target(target);
         let module = |unit| load(&driver, &store, &UnitBuild::plain(unit));
         let card = linear::Card { sm: driver.sm(), sm_count: driver.sm_count() };
+        let prompt = UnitBuild::plain(unit::LINEAR_PROMPT);
+        let prompt = prompt.is_for(card.sm).then(|| load(&driver, &store, &prompt)).transpose()?;
         let kernels = FixedKernels {
             rows: rows::RowKernels::new(&module(unit::ROWS)?)?,
-            linear: linear::LinearKernels::new(&module(unit::LINEAR)?, card)?,
+            linear: linear::LinearKernels::new(&module(unit::LINEAR)?, prompt.as_ref(), card)?,
             sample: sample::SampleKernels::new(&module(unit::SAMPLE)?)?,
         };
         let transfers = Transfers::new(&driver)?;
@@ -154,6 +161,7 @@ impl CudaDevice {
         let memory = memory::settle(&driver, free_before, options.memory_budget_bytes)?;
         Ok(Self {
             step: StepMemory::new(),
+            phase: Phase::Rows,
             memory,
             driver,
             store,
@@ -162,6 +170,7 @@ impl CudaDevice {
             transfers,
             recordings: BTreeMap::new(),
             begun: None,
+            arranged: Scratch::new("arranged inputs"),
             normed: Scratch::new("normed activations"),
             indices: Scratch::new("row indices"),
             partials: Scratch::new("parts of attention"),
@@ -295,7 +304,7 @@ impl Device for CudaDevice {
     }
 
     fn scratch_bytes(&self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
-        WorkBytes::of(geometry, max_rows, max_logit_rows).sum()
+        WorkBytes::of(geometry, max_rows, max_logit_rows).sum() + self.arranged_bytes(geometry, max_rows)
     }
 
     fn reserve(
@@ -307,6 +316,10 @@ impl Device for CudaDevice {
         self.packer.finish()?;
         let bytes = WorkBytes::of(geometry, max_rows, max_logit_rows);
         self.normed.at_least(&self.driver, bytes.normed)?;
+        let arranged_bytes = self.arranged_bytes(geometry, max_rows);
+        if arranged_bytes > 0 {
+            self.arranged.at_least(&self.driver, arranged_bytes)?;
+        }
         self.step.reserve(&self.driver, max_rows.min(max_logit_rows))?;
         self.indices.at_least(&self.driver, bytes.indices)?;
         self.partials.at_least(&self.driver, bytes.partials)?;
@@ -327,6 +340,7 @@ impl Device for CudaDevice {
 
     fn begin_step(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         batch.check().map_err(|reason| DeviceError::shape("begin_step", reason))?;
+        self.phase = batch.phase;
         self.transfers.before_step("begin_step", batch)?;
         self.step.upload(&self.driver, batch)
     }
@@ -336,6 +350,7 @@ impl Device for CudaDevice {
         if batch.phase != Phase::Rows || !self.step.begin_recording(batch) {
             return Ok(false);
         }
+        self.phase = batch.phase;
         self.begun = Some((batch.rows(), has_long_spans(batch)));
         self.driver.begin_capture()?;
         Ok(true)

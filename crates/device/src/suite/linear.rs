@@ -9,7 +9,8 @@ use super::rows::{
 };
 use super::weights::{FORMATS, HostMatrix};
 use super::{Bench, Failure, OpRun, Part, Random};
-use crate::Device;
+use crate::batch::{CHUNK_TOKENS, PAGE_TOKENS};
+use crate::{Batch, Chunk, Device, Phase, Span};
 
 #[derive(Debug, Clone)]
 enum Kind {
@@ -26,9 +27,35 @@ enum Kind {
 #[derive(Debug, Clone)]
 struct LinearRun {
     kind: Kind,
+    phase: Phase,
     matrices: Vec<Rc<HostMatrix>>,
     rows: usize,
     input: Vec<f32>,
+}
+
+/// A step of so many rows: one prompt, or a sequence for every row.
+fn step_of(phase: Phase, rows: usize) -> Batch {
+    let span = |first_row, rows, first_page| Span {
+        first_row,
+        rows,
+        position: 0,
+        slot: first_row,
+        ring_len: 0,
+        first_page,
+    };
+    let (spans, chunks): (Vec<Span>, Vec<Chunk>) = match phase {
+        Phase::Rows => ((0..rows).map(|row| span(row, 1, row)).collect(), Vec::new()),
+        Phase::Prefill => {
+            let starts = (0..rows).step_by(CHUNK_TOKENS);
+            let chunk = |first_row| Chunk { span: 0, first_row, rows: CHUNK_TOKENS.min(rows - first_row) };
+            (vec![span(0, rows, 0)], starts.map(chunk).collect())
+        }
+    };
+    let pages = match phase {
+        Phase::Rows => rows,
+        Phase::Prefill => rows.div_ceil(PAGE_TOKENS),
+    };
+    Batch { phase, tokens: vec![0; rows], spans, page_table: (0..pages as u32).collect(), chunks }
 }
 
 impl LinearRun {
@@ -62,7 +89,7 @@ impl OpRun for LinearRun {
             Kind::Head(rows) => format!(", hidden rows {rows:?}"),
             Kind::Linear | Kind::Add(_) => String::new(),
         };
-        format!("{} rows, {}{detail}", self.rows, matrices.join(" | "))
+        format!("{:?}, {} rows, {}{detail}", self.phase, self.rows, matrices.join(" | "))
     }
 
     fn execute<D: Device>(&self, device: &mut D) -> Result<Outputs, Failure> {
@@ -73,6 +100,7 @@ impl OpRun for LinearRun {
             matrices.push(matrix.place(device)?);
         }
         let (first, parts) = (&matrices[0], matrices.iter().collect::<Vec<_>>());
+        device.begin_step(&step_of(self.phase, rows))?;
         let (values, width, closeness) = match &self.kind {
             Kind::Linear => {
                 let mut out = poisoned(device, rows, out_cols)?;
@@ -110,10 +138,14 @@ fn shapes(hidden: usize, intermediate: usize) -> Vec<(usize, usize)> {
     vec![(1, 128), (5, 256), (16, 127), (17, 129), (33, 1), (100, 384), (131, hidden), (66, intermediate)]
 }
 
-/// Calls `run` with every matrix shape, format and number of rows.
+fn any_phase(random: &mut Random) -> Phase {
+    if random.chance(0.5) { Phase::Rows } else { Phase::Prefill }
+}
+
+/// Calls `run` with every matrix shape, format and number of rows, each in a phase of its own.
 fn each<D: Device, R: Device>(
     bench: &mut Bench<'_, D, R>,
-    run: impl Fn(&mut Bench<'_, D, R>, &Rc<HostMatrix>, usize) -> Result<(), Failure>,
+    run: impl Fn(&mut Bench<'_, D, R>, Phase, &Rc<HostMatrix>, usize) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     for geometry in &bench.options.geometries.clone() {
         for (outputs, inputs) in shapes(geometry.hidden, geometry.intermediate) {
@@ -122,7 +154,8 @@ fn each<D: Device, R: Device>(
                 for rows in row_counts(inputs) {
                     // All boundaries of the row count for the small shapes, a random few for the others.
                     if inputs < 200 || bench.random.chance(0.4) || *rows == 1 {
-                        run(bench, &matrix, *rows)?;
+                        let phase = any_phase(&mut bench.random);
+                        run(bench, phase, &matrix, *rows)?;
                     }
                 }
             }
@@ -132,22 +165,28 @@ fn each<D: Device, R: Device>(
 }
 
 pub(super) fn linear<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
-    each(bench, |bench, matrix, rows| {
+    each(bench, |bench, phase, matrix, rows| {
         let input = activations(&mut bench.random, bench.activations, rows * matrix.cols, 1.0);
-        bench.check(&LinearRun { kind: Kind::Linear, matrices: vec![Rc::clone(matrix)], rows, input })
+        bench.check(&LinearRun { kind: Kind::Linear, phase, matrices: vec![Rc::clone(matrix)], rows, input })
     })
 }
 
 pub(super) fn linear_add<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
-    each(bench, |bench, matrix, rows| {
+    each(bench, |bench, phase, matrix, rows| {
         let input = activations(&mut bench.random, bench.activations, rows * matrix.cols, 1.0);
         let residual = activations(&mut bench.random, bench.activations, rows * matrix.rows, 3.0);
-        bench.check(&LinearRun { kind: Kind::Add(residual), matrices: vec![Rc::clone(matrix)], rows, input })
+        bench.check(&LinearRun {
+            kind: Kind::Add(residual),
+            phase,
+            matrices: vec![Rc::clone(matrix)],
+            rows,
+            input,
+        })
     })
 }
 
 pub(super) fn head<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
-    each(bench, |bench, matrix, rows| {
+    each(bench, |bench, phase, matrix, rows| {
         let hidden_rows = rows + 9;
         let mut input = activations(&mut bench.random, bench.activations, hidden_rows * matrix.cols, 1.0);
         let indices: Vec<usize> = (0..rows).map(|_| bench.random.below(hidden_rows)).collect();
@@ -156,7 +195,13 @@ pub(super) fn head<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<
                 values.fill(POISON);
             }
         }
-        bench.check(&LinearRun { kind: Kind::Head(indices), matrices: vec![Rc::clone(matrix)], rows, input })
+        bench.check(&LinearRun {
+            kind: Kind::Head(indices),
+            phase,
+            matrices: vec![Rc::clone(matrix)],
+            rows,
+            input,
+        })
     })
 }
 
@@ -174,7 +219,8 @@ pub(super) fn norm_linears<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) ->
             let spare = bench.random.pick(&[0, 0, 1, 40]).unwrap_or(0);
             let kind = Kind::Norm(bench.random.normals(cols, 1.0), geometry.norm_eps, spare);
             let input = activations(&mut bench.random, bench.activations, rows * cols, 1.0);
-            bench.check(&LinearRun { kind, matrices, rows, input })?;
+            let phase = any_phase(&mut bench.random);
+            bench.check(&LinearRun { kind, phase, matrices, rows, input })?;
         }
     }
     Ok(())

@@ -32,6 +32,7 @@ pub(super) fn findings(
     let mut findings = Vec::new();
     for sm in &architectures {
         let store = store(Some(*sm));
+        let units: Vec<UnitBuild> = units.iter().filter(|unit| unit.is_for(*sm)).cloned().collect();
         let sources = Sources::of(&store, &units, *sm);
         findings.push(compiler(store.compiler(), sources.missing > 0));
         findings.push(sources.finding(geometry.map_or("", |one| &one.name)));
