@@ -146,7 +146,6 @@ pub(crate) fn unsupported_rows() -> Vec<Row> {
         ("mirostat", json!(2), "got 2"),
         ("xtc_probability", json!(0.5), "got 0.5"),
         ("dry_multiplier", json!(0.8), "got 0.8"),
-        ("cache_salt", json!("s"), "not supported yet"),
     ]
     .map(|(field, value, fragment)| (json!({field: value}), 400, Some(field), fragment))
     .to_vec()
