@@ -323,6 +323,11 @@ pub trait Device: Send + 'static {
     /// Log-probabilities of given tokens, as [`Device::sample`] would report them.
     fn score(&mut self, logits: &Self::Buffer, rows: &[ScoreRow]) -> Result<Vec<Sampled>, DeviceError>;
 
+    /// Waits until the ops so far are done, which a device may run in the background.
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     // ---- caches ----
 
     /// Zeroes a slot's base state; ring and conv ring need no clearing (positions before 0 read as 0).

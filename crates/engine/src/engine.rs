@@ -13,9 +13,10 @@ use crate::admission::{Need, WaitingQueue};
 use crate::caching::{Beginning, PromptPath};
 use crate::chunks::ChunkRule;
 use crate::live::Live;
+use crate::pace::SlicePace;
 use crate::pages::PageAllocator;
 use crate::prefix::{PrefixCache, SnapshotRule};
-use crate::schedule::{RequestKey, Schedule, SequenceKey, Step};
+use crate::schedule::{RequestKey, Schedule, SequenceKey, SlicePart, Step};
 use crate::sequence::{EndRule, Sequence};
 use crate::settle::Settling;
 use crate::slots::SlotAllocator;
@@ -43,6 +44,7 @@ pub(crate) struct Engine<M> {
     /// How often drafts of all sequences were right.
     pub(crate) acceptance: Acceptance,
     pub(crate) step_times: StepTimes,
+    slice_pace: SlicePace,
     pub(crate) cache: PrefixCache,
     pub(crate) chunk_rule: ChunkRule,
     pub(crate) snapshot_rule: SnapshotRule,
@@ -64,6 +66,7 @@ impl<M: StepModel> Engine<M> {
             schedule: Schedule::new(options.step_limits()),
             acceptance: Acceptance::of_server(),
             step_times: StepTimes::new(),
+            slice_pace: SlicePace::default(),
             settling: Settling::default(),
             waiting: WaitingQueue::new(),
             chunk_rule: options.chunk_rule(),
@@ -231,13 +234,18 @@ impl<M: StepModel> Engine<M> {
     fn next_step(&mut self) -> Option<Step> {
         let live = &self.live;
         let rows = |key: SequenceKey| live[&key.request].round_rows(key.choice);
-        self.schedule.next(|request| live[&request].prompt_work(), rows)
+        let limit = self.options.prefill_slice_tokens;
+        let slice_rows = match self.schedule.running() {
+            0 => limit,
+            _ => self.slice_pace.rows_within(self.options.max_stall, limit),
+        };
+        self.schedule.next(slice_rows, |request| live[&request].prompt_work(), rows)
     }
 
     fn run(&mut self, step: &Step) -> Result<(), String> {
         let started = Instant::now();
         let (kind, outcome) = match step {
-            Step::Slice(parts) => ("slice", self.run_slice(parts)),
+            Step::Slice(parts) => ("slice", self.run_timed_slice(parts)),
             Step::Round(parts) => ("round", self.run_round(parts)),
         };
         match outcome {
@@ -251,6 +259,19 @@ impl<M: StepModel> Engine<M> {
             }
             Err(error) => self.step_failed(kind, step, &error),
         }
+    }
+
+    /// A slice that streams wait for is waited for as well, so that its time is known; without streams the next one is
+    /// prepared while it runs.
+    fn run_timed_slice(&mut self, parts: &[SlicePart]) -> Result<usize, M::Error> {
+        let streams_wait = self.schedule.running() > 0;
+        let started = Instant::now();
+        let rows = self.run_slice(parts)?;
+        if streams_wait {
+            self.model.wait()?;
+            self.slice_pace.record(rows, started.elapsed());
+        }
+        Ok(rows)
     }
 
     /// A failed step ends the requests that were in it.

@@ -31,6 +31,7 @@ mod error;
 mod live;
 mod model;
 mod options;
+mod pace;
 mod pages;
 mod prefix;
 mod sampling;
@@ -48,5 +49,5 @@ mod warm_up;
 
 pub use error::EngineError;
 pub use model::StepModel;
-pub use options::EngineOptions;
+pub use options::{DEFAULT_MAX_STALL, EngineOptions};
 pub use thread::{EngineThread, start};

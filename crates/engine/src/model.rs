@@ -21,6 +21,8 @@ pub trait StepModel: 'static {
     fn mtp(&mut self, batch: &Batch, hidden: MtpHidden<'_>, logit_rows: &[usize]) -> Result<(), Self::Error>;
     /// Draws a token for each entry from the logits of the last step.
     fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, Self::Error>;
+    /// Waits until all steps so far are done.
+    fn wait(&mut self) -> Result<(), Self::Error>;
     /// Log-probabilities of given tokens at the logits of the last step.
     fn score(&mut self, rows: &[ScoreRow]) -> Result<Vec<Sampled>, Self::Error>;
     /// Makes a slot the state before the first token.
@@ -66,6 +68,9 @@ impl<D: Device> StepModel for Model<D> {
     }
     fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, ModelError> {
         Model::sample(self, rows)
+    }
+    fn wait(&mut self) -> Result<(), ModelError> {
+        Model::wait(self)
     }
     fn score(&mut self, rows: &[ScoreRow]) -> Result<Vec<Sampled>, ModelError> {
         Model::score(self, rows)

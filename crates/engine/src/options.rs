@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use qwill_contract::EngineFacts;
 use qwill_device::batch::{CHUNK_TOKENS, PAGE_TOKENS};
 use qwill_device::plan::MemoryPlan;
@@ -8,6 +10,9 @@ use crate::chunks::ChunkRule;
 use crate::prefix::SnapshotRule;
 use crate::schedule::StepLimits;
 use crate::speculation::{MAX_DRAFTS, SpeculationOptions};
+
+/// A pause in a stream that a reader hardly notices.
+pub const DEFAULT_MAX_STALL: Duration = Duration::from_millis(250);
 
 /// What an engine must know beside its model. The sizes are those of the memory plan that the model was made by.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,8 +35,11 @@ pub struct EngineOptions {
     pub max_rows: usize,
     /// Rows of logits that the model holds.
     pub max_logit_rows: usize,
-    /// Rows of a prefill slice at most: bounds how long a running stream waits for somebody's prompt.
+    /// Rows of a prefill slice at most.
     pub prefill_slice_tokens: usize,
+    /// How long a slice of somebody's prompt may keep running streams waiting: while there are any, slices have no more
+    /// rows than take this long by what recent ones took, but at least a chunk's.
+    pub max_stall: Duration,
     /// Requests that may wait.
     pub queue_capacity: usize,
     /// Token that begins a message (`<|im_start|>`): GDN chunks begin there.
@@ -62,6 +70,7 @@ impl EngineOptions {
             max_rows: plan.max_rows,
             max_logit_rows: plan.max_logit_rows,
             prefill_slice_tokens: plan.prefill_rows,
+            max_stall: DEFAULT_MAX_STALL,
             queue_capacity: 128,
             chunk_boundary_token: None,
             chunk_interval_tokens: 1024,

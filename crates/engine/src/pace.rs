@@ -10,7 +10,7 @@ const WEIGHT: f32 = 0.5;
 const FIRST_ROWS: usize = 4 * CHUNK_TOKENS;
 
 /// Time per row of recent slices.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct SlicePace {
     us_per_row: Option<f32>,
 }

@@ -119,24 +119,30 @@ impl Schedule {
         self.running.len()
     }
 
-    /// Plans the next step and gives its members their next turn at the back. `rows` says how many rows a sequence
+    /// Plans the next step and gives its members their next turn at the back. A slice has at most `slice_rows` rows, which
+    /// are at least a chunk's. `rows` says how many rows a sequence
     /// wants in a round, each with logits; where they do not all fit, those that want most get fewer. `None` where there is nothing to do.
     pub(crate) fn next<'a>(
         &mut self,
+        slice_rows: usize,
         prompt: impl Fn(RequestKey) -> PromptWork<'a>,
         rows: impl Fn(SequenceKey) -> usize,
     ) -> Option<Step> {
         let slice = !self.prompts.is_empty() && (self.running.is_empty() || !self.last_was_slice);
         if slice {
             self.last_was_slice = true;
-            return Some(Step::Slice(self.next_slice(prompt)));
+            return Some(Step::Slice(self.next_slice(slice_rows, prompt)));
         }
         self.last_was_slice = false;
         (!self.running.is_empty()).then(|| Step::Round(self.next_round(rows)))
     }
 
-    fn next_slice<'a>(&mut self, prompt: impl Fn(RequestKey) -> PromptWork<'a>) -> Vec<SlicePart> {
-        let (mut rows_left, mut logits_left) = (self.limits.slice, self.limits.logits);
+    fn next_slice<'a>(
+        &mut self,
+        slice_rows: usize,
+        prompt: impl Fn(RequestKey) -> PromptWork<'a>,
+    ) -> Vec<SlicePart> {
+        let (mut rows_left, mut logits_left) = (slice_rows.min(self.limits.slice), self.limits.logits);
         let mut parts = Vec::new();
         for request in &self.prompts {
             let work = prompt(*request);
@@ -226,19 +232,17 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Act {
         Admit(Vec<usize>, bool),
-        Step,
+        Step(usize),
         CancelPrompt(usize),
         EndRunning(usize),
     }
 
     fn act() -> impl Strategy<Value = Act> {
         prop_oneof![
-            (chunk_sizes(), any::<bool>()).prop_map(|(sizes, all)| Act::Admit(sizes, all)),
-            Just(Act::Step),
-            Just(Act::Step),
-            Just(Act::Step),
-            (0usize..50).prop_map(Act::CancelPrompt),
-            (0usize..50).prop_map(Act::EndRunning),
+            1 => (chunk_sizes(), any::<bool>()).prop_map(|(sizes, all)| Act::Admit(sizes, all)),
+            3 => (CHUNK_TOKENS..300).prop_map(Act::Step),
+            1 => (0usize..50).prop_map(Act::CancelPrompt),
+            1 => (0usize..50).prop_map(Act::EndRunning),
         ]
     }
 
@@ -271,9 +275,9 @@ mod tests {
                         schedule.remove_running(key);
                     }
                     Act::CancelPrompt(_) | Act::EndRunning(_) => {}
-                    Act::Step => {
+                    Act::Step(slice_rows) => {
                         let rows = |key: SequenceKey| 1 + (key.request as usize + key.choice) % 3;
-                        let step = schedule.next(|request| work(&prompts, request), rows);
+                        let step = schedule.next(slice_rows, |request| work(&prompts, request), rows);
                         match step {
                             None => prop_assert!(prompts.is_empty() && running.is_empty()),
                             Some(Step::Slice(parts)) => {
@@ -306,7 +310,7 @@ mod tests {
                                         }
                                     }
                                 }
-                                prop_assert!(total <= LIMITS.slice && logits <= LIMITS.logits);
+                                prop_assert!(total <= LIMITS.slice.min(slice_rows) && logits <= LIMITS.logits);
                                 let waiting = prompts.len();
                                 for (key, prompt) in &mut prompts {
                                     if !members.contains(key) {
@@ -354,7 +358,7 @@ mod tests {
         schedule.add_prompt(1);
         let mut order = Vec::new();
         for _ in 0..8 {
-            match schedule.next(|request| work(&prompts, request), |_| 1).unwrap() {
+            match schedule.next(128, |request| work(&prompts, request), |_| 1).unwrap() {
                 Step::Slice(parts) => {
                     assert_eq!(parts.len(), 1);
                     prompts.get_mut(&parts[0].request).unwrap().next_chunk = parts[0].chunks.end;
@@ -374,7 +378,7 @@ mod tests {
         let prompts = BTreeMap::from([(0, prompt(30)), (1, prompt(70)), (2, prompt(10))]);
         let mut schedule = Schedule::new(LIMITS);
         (0..3).for_each(|request| schedule.add_prompt(request));
-        let step = schedule.next(|request| work(&prompts, request), |_| 1);
+        let step = schedule.next(128, |request| work(&prompts, request), |_| 1);
         let part = |request, chunks| SlicePart { request, chunks };
         assert_eq!(step, Some(Step::Slice(vec![part(0, 0..1), part(1, 0..2), part(2, 0..1)])));
     }

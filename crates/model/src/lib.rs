@@ -66,6 +66,11 @@ impl<D: Device> Model<D> {
         Ok(self.device.score(&self.work.logits, rows)?)
     }
 
+    /// Waits until all steps so far are done; see [`Device::wait`].
+    pub fn wait(&mut self) -> Result<(), ModelError> {
+        Ok(self.device.wait()?)
+    }
+
     /// The first `rows` rows of the logits of the last step, `vocab` values each.
     pub fn read_logits(&mut self, rows: usize) -> Result<Vec<f32>, ModelError> {
         Ok(self.device.read(&self.work.logits, rows)?)

@@ -103,6 +103,9 @@ impl<D: Device> StepModel for Faulty<D> {
     fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, ModelError> {
         self.model.sample(rows)
     }
+    fn wait(&mut self) -> Result<(), ModelError> {
+        self.model.wait()
+    }
     fn score(&mut self, rows: &[ScoreRow]) -> Result<Vec<Sampled>, ModelError> {
         self.model.score(rows)
     }

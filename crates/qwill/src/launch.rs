@@ -1,6 +1,6 @@
 //! From flags to a running engine: what to load, on which device, in how much memory.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use qwill_contract::EngineHandle;
@@ -76,17 +76,14 @@ impl Launch {
     }
 
     /// Loads the weights and starts the engine; returns when it has generated its first token. The checkpoint
-    /// is closed by then. `fault` makes the device fail on purpose.
-    pub(crate) fn start(
-        self,
-        model_names: Vec<String>,
-        queue_capacity: usize,
-        fault: Option<Fault>,
-    ) -> Result<(EngineHandle, EngineThread)> {
+    /// is closed by then.
+    pub(crate) fn start(self, serving: Serving) -> Result<(EngineHandle, EngineThread)> {
+        let Serving { model_names, queue_capacity, max_stall, fault } = serving;
         let memory = &self.planned.memory;
         let mut engine = EngineOptions {
             model_names,
             queue_capacity,
+            max_stall,
             numerics: self.numerics(),
             eos_token_ids: self.source.eos_token_ids.clone(),
             vocab_limit: self.source.text.tokenizer.vocab_size(),
@@ -121,6 +118,18 @@ impl Launch {
             OpenDevice::Cuda(device) => start.on(*device, CudaDevice::lose_context),
         }
     }
+}
+
+/// How a model is to be served.
+pub(crate) struct Serving {
+    /// Names it answers to; the first is its own.
+    pub(crate) model_names: Vec<String>,
+    /// Requests that may wait.
+    pub(crate) queue_capacity: usize,
+    /// How long a slice of somebody's prompt may keep running answers waiting.
+    pub(crate) max_stall: Duration,
+    /// Makes the device fail on purpose.
+    pub(crate) fault: Option<Fault>,
 }
 
 /// What the flags say about drafts, where the model can do it.

@@ -553,6 +553,10 @@ impl Device for CudaDevice {
         self.run_score(logits, rows)
     }
 
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        self.driver.synchronize("wait")
+    }
+
     fn clear_slot(&mut self, cache: &mut CudaCache, slot: usize) -> Result<(), DeviceError> {
         self.transfers.before("clear_slot", &[], &[], &[slot])?;
         cache.clear_slot(slot)

@@ -7,9 +7,9 @@ use qwill_contract::{EngineHandle, EngineInbox, Request, SamplingParams, engine_
 
 use super::client::{Client, Outcome, assert_idle, request};
 use super::puppet::{Fault, GRANULE_BYTES, Puppet};
-use crate::EngineOptions;
 use crate::engine::Engine;
 use crate::speculation::{SpecMode, SpeculationOptions};
+use crate::{DEFAULT_MAX_STALL, EngineOptions};
 
 pub(crate) const VOCAB: usize = 50;
 pub(crate) const EOS: u32 = 3;
@@ -27,6 +27,7 @@ pub(crate) fn options() -> EngineOptions {
         max_rows: 128,
         max_logit_rows: 64,
         prefill_slice_tokens: 128,
+        max_stall: DEFAULT_MAX_STALL,
         queue_capacity: 64,
         chunk_boundary_token: Some(BOUNDARY),
         chunk_interval_tokens: 200,

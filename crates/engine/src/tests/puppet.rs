@@ -312,6 +312,10 @@ impl StepModel for Puppet {
         Ok(rows.iter().map(draw).collect())
     }
 
+    fn wait(&mut self) -> Result<(), PuppetError> {
+        Ok(())
+    }
+
     fn score(&mut self, rows: &[ScoreRow]) -> Result<Vec<Sampled>, PuppetError> {
         self.call()?;
         let score = |row: &ScoreRow| {

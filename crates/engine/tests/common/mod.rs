@@ -13,7 +13,7 @@ use qwill_cpu::{CpuDevice, ReferenceDevice};
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::{Activations, Device, DeviceError, KvType, StateType};
 use qwill_engine::speculation::{MAX_DRAFTS, SpecMode, SpeculationOptions};
-use qwill_engine::{EngineError, EngineOptions, EngineThread, start};
+use qwill_engine::{DEFAULT_MAX_STALL, EngineError, EngineOptions, EngineThread, start};
 use qwill_model::{Model, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
 use serde_json::Value;
@@ -116,6 +116,7 @@ impl Setup {
             max_rows: self.slice.max(self.sequences),
             max_logit_rows: 64,
             prefill_slice_tokens: self.slice,
+            max_stall: DEFAULT_MAX_STALL,
             queue_capacity: 4096,
             chunk_boundary_token: Some(8167),
             chunk_interval_tokens: 1024,

@@ -4,10 +4,13 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args;
+use qwill_engine::DEFAULT_MAX_STALL;
 
 use super::LogFormat;
 use super::values::{self, ByteCount};
 use crate::env;
+
+const DEFAULT_MAX_STALL_MS: u64 = DEFAULT_MAX_STALL.as_millis() as u64;
 
 #[derive(Debug, Args)]
 pub(crate) struct ListenArgs {
@@ -34,6 +37,10 @@ pub(crate) struct ListenArgs {
     /// Requests that may wait; the next one gets a 429
     #[arg(long, default_value_t = 128, value_parser = values::positive, env = env::QUEUE, help_heading = "Server")]
     pub(crate) queue: usize,
+    /// How long a slice of somebody's prompt may keep running answers waiting, milliseconds; slices are shorter meanwhile
+    #[arg(long, value_name = "MS", default_value_t = DEFAULT_MAX_STALL_MS, env = env::MAX_STALL_MS)]
+    #[arg(help_heading = "Server")]
+    pub(crate) max_stall_ms: u64,
     /// Largest request body
     #[arg(long, value_name = "BYTES", default_value = "32MiB", env = env::BODY_LIMIT, help_heading = "Server")]
     pub(crate) body_limit: ByteCount,

@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{ListenArgs, LogFormat, SamplingArgs, ServeArgs};
 use crate::failure::Hinted;
-use crate::launch::{self, Launch};
+use crate::launch::{self, Launch, Serving};
 use crate::{logging, screen};
 
 /// Exit code after a second signal: 128 + SIGINT, as a shell would report it.
@@ -64,7 +64,12 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     };
     let (text, started) = (launch.source.text.clone(), launch.started);
     let (gauge, planned_bytes) = (launch.gauge(), launch.planned.memory.total_bytes());
-    let (handle, engine) = launch.start(names, arguments.listen.queue, arguments.fault)?;
+    let (handle, engine) = launch.start(Serving {
+        model_names: names,
+        queue_capacity: arguments.listen.queue,
+        max_stall: Duration::from_millis(arguments.listen.max_stall_ms),
+        fault: arguments.fault,
+    })?;
     let allocated_bytes = gauge.as_ref().map(CudaGauge::allocated_bytes);
     let taken_bytes = gauge.and_then(|gauge| taken_as_planned(&gauge, planned_bytes));
     let announce = |address: SocketAddr, with_key: bool| {

@@ -6,13 +6,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use qwill_engine::EngineThread;
+use qwill_engine::{DEFAULT_MAX_STALL, EngineThread};
 use qwill_server::{Server, ServerOptions};
 use tokio::sync::oneshot;
 
 use crate::args::{ChatArgs, SamplingArgs};
 use crate::commands::serve::defaults;
-use crate::launch::Launch;
+use crate::launch::{Launch, Serving};
 
 /// A model served to this process alone: a free loopback port and a key that nobody else knows.
 pub(super) struct LocalServer {
@@ -42,7 +42,12 @@ impl LocalServer {
             ..ServerOptions::default()
         };
         let (text, names) = (launch.source.text.clone(), vec![launch.source.name.clone()]);
-        let (handle, engine) = launch.start(names, 1, None)?;
+        let (handle, engine) = launch.start(Serving {
+            model_names: names,
+            queue_capacity: 1,
+            max_stall: DEFAULT_MAX_STALL,
+            fault: None,
+        })?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let server = runtime.block_on(Server::bind(options, handle, text))?;
         let url = format!("http://{}", server.local_addr());
