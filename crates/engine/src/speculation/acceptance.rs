@@ -121,12 +121,18 @@ impl Acceptance {
             .collect()
     }
 
-    /// Share of right drafts at each place, where all before it were right.
+    /// Share of right drafts at each place, where all before it were right. What is not known of a place is expected to
+    /// be as much better or worse than elsewhere as at the place before, since drafts of a copy are right at all
+    /// places: otherwise nobody would try the far ones, of which several cost as much as one.
     fn shares(&self, source: Source, expected: [f32; MAX_DRAFTS]) -> [f32; MAX_DRAFTS] {
         let tallies = &self.tallies[source as usize];
+        let mut better = 0.0;
         array::from_fn(|place| {
             let Tally { tried, right } = tallies[place];
-            (right + PRIOR_TRIES * expected[place]) / (tried + PRIOR_TRIES)
+            let prior = (expected[place] + better).clamp(0.0, 1.0);
+            let share = (right + PRIOR_TRIES * prior) / (tried + PRIOR_TRIES);
+            better = share - expected[place];
+            share
         })
     }
 }
@@ -175,7 +181,10 @@ mod tests {
         let survival = request.survival(Source::Mtp, 3, &server);
         assert!((survival[0] - 0.75).abs() < 0.02 && (survival[1] - 0.5).abs() < 0.02, "{survival:?}");
         let untried = survival[2] / survival[1];
-        assert!((untried - Source::Mtp.first_guess()).abs() < 1e-6, "never tried, so as expected: {untried}");
+        assert!(
+            (untried - survival[1] / survival[0]).abs() < 1e-6,
+            "never tried, so as the one before: {untried}"
+        );
         let other = request.survival(Source::Copy, 1, &server)[0];
         assert!((other - Source::Copy.first_guess()).abs() < 1e-6, "another source: {other}");
     }

@@ -10,6 +10,8 @@ mod lookup;
 pub mod metrics;
 mod options;
 mod policy;
+#[cfg(test)]
+mod simulation;
 mod step_times;
 mod synthetic;
 

@@ -15,9 +15,13 @@ const GUESSED_ROW_SHARE: f32 = 0.01;
 /// A step of the MTP chain against a round of one row: one layer of 64 and the head.
 const GUESSED_DRAFT_SHARE: f32 = 0.06;
 
-/// Weight of a new time in the general pace, and in what is special about its size. Both in logarithms.
+/// Weight of a new time in the general pace, and in what is special about its size. Both in logarithms. A size that is
+/// new says more about itself than about the pace, which sizes run until now have told.
 const PACE_WEIGHT: f32 = 0.125;
 const SIZE_WEIGHT: f32 = 0.062_5;
+const NEW_SIZE_WEIGHT: f32 = 0.25;
+/// Runs after which a size is half known.
+const HALF_KNOWN_RUNS: f32 = 8.0;
 /// One time counts at most this factor: a page fault or a stalled process says nothing about rounds.
 const MOST_AT_ONCE: f32 = 2.0;
 
@@ -36,8 +40,8 @@ pub struct StepTimes {
     draft: Curve,
     /// Logarithm of the factor for all rounds.
     pace: f32,
-    /// Logarithms of the factors by sequences and rows, both as sizes.
-    special: BTreeMap<(usize, usize), f32>,
+    /// By sequences and rows, both as sizes.
+    special: BTreeMap<(usize, usize), Special>,
     /// Logarithm of the factor for all steps of the chain.
     draft_pace: f32,
 }
@@ -82,8 +86,11 @@ impl StepTimes {
     /// A round that was run for requests.
     pub fn record(&mut self, sequences: usize, rows: usize, us: f32) {
         let surprise = surprise(us, self.round_us(sequences, rows));
-        self.pace += PACE_WEIGHT * surprise;
-        *self.special.entry((size(sequences), size(rows))).or_default() += SIZE_WEIGHT * surprise;
+        let special = self.special.entry((size(sequences), size(rows))).or_default();
+        let known = special.runs / (special.runs + HALF_KNOWN_RUNS);
+        special.factor += (NEW_SIZE_WEIGHT + (SIZE_WEIGHT - NEW_SIZE_WEIGHT) * known) * surprise;
+        special.runs += 1.0;
+        self.pace += PACE_WEIGHT * known * surprise;
     }
 
     /// A step of the chain that was run for requests.
@@ -93,7 +100,7 @@ impl StepTimes {
 
     /// Expected time of a round, microseconds.
     pub fn round_us(&self, sequences: usize, rows: usize) -> f32 {
-        let special = self.special.get(&(size(sequences), size(rows))).copied().unwrap_or_default();
+        let special = self.special.get(&(size(sequences), size(rows))).map_or(0.0, |special| special.factor);
         self.at_start_us(sequences, rows) * (self.pace + special).exp()
     }
 
@@ -117,6 +124,14 @@ impl StepTimes {
             (None, None) => GUESSED_ROUND_US * (1.0 + GUESSED_ROW_SHARE * rows as f32),
         }
     }
+}
+
+/// What is known of one size.
+#[derive(Debug, Clone, Copy, Default)]
+struct Special {
+    /// Logarithm of its factor.
+    factor: f32,
+    runs: f32,
 }
 
 /// The size that a number of rows or sequences counts as.
@@ -207,10 +222,9 @@ mod tests {
             times.measured(1, rows, 1000.0 + 10.0 * rows as f32);
         }
         times.record(1, 1, 1e9);
-        assert!(times.round_us(1, 1) < 1200.0);
-        for _ in 0..100 {
-            times.record(1, 2, 2.0 * 1020.0);
-        }
+        assert!(times.round_us(1, 1) < 1250.0);
+        (0..50).for_each(|_| times.record(1, 2, 1020.0));
+        (0..100).for_each(|_| times.record(1, 2, 2.0 * 1020.0));
         assert!((times.round_us(1, 2) - 2040.0).abs() < 1.0);
         let other = times.round_us(1, 8);
         assert!(other > 1.4 * 1080.0, "a size that was not run has become slower too: {other}");
