@@ -15,3 +15,4 @@ mod plan;
 mod serving;
 mod signals;
 mod soak;
+mod speculation;
