@@ -1,8 +1,8 @@
 //! One answer, whatever speculates: every request gives the tokens of its plain, lonely, cold run, with the same bits of
 //! their log-probabilities, whoever drafts and how many, whatever runs beside it, and whatever the engine has seen before.
 //!
-//! Runs vary in who drafts, in the number of drafts, in company, in what was seen, and in how tokens are drawn. A short
-//! run covers every pair of levels of all factors but the number of drafts; `QWILL_EQUALITY_RUNS=2000` covers
+//! Runs vary in who drafts, in the number of drafts, in company, in what was seen, in how tokens are drawn, and in
+//! whether the pages that the prefix cache holds stay on the device or move to host memory and back. A short run covers every pair of levels of all factors but the number of drafts; `QWILL_EQUALITY_RUNS=2000` covers
 //! every pair, and what is left of its runs is random.
 #![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
@@ -21,35 +21,40 @@ use qwill_engine::EngineThread;
 use qwill_engine::speculation::{MAX_DRAFTS, SpecMode};
 
 /// Runs without `QWILL_EQUALITY_RUNS`.
-const SHORT_RUNS: usize = 60;
+const SHORT_RUNS: usize = 81;
 /// Longest prompt of a short run.
 const SHORT_PROMPT_TOKENS: usize = 120;
 /// Tokens of every answer: enough for a fold of the ring and most of the next.
 const ANSWER_TOKENS: usize = 48;
+/// Pages of an engine in which the pages of earlier prompts have to make room: those of the longest request.
+const TIGHT_PAGES: usize = 16;
 /// Requests of a batch at most.
 const MOST_COMPANY: usize = 16;
 
-/// How an engine speculates.
+/// How an engine speculates, and with how much memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Way {
     spec: SpecMode,
     draft_len: usize,
     adaptive: bool,
+    /// Whether it has so few pages that those of earlier prompts must make room.
+    tight: bool,
 }
 
 /// All ways, in an order that begins with the most different ones: drafts as many as allowed, since a policy may have
 /// none where they do not pay; and the two ways that people use.
 fn ways() -> Vec<Way> {
     let drafting = [SpecMode::Mtp, SpecMode::Lookup, SpecMode::Auto];
-    let way = |spec, draft_len| Way { spec, draft_len, adaptive: false };
-    let adaptive =
-        [SpecMode::Auto, SpecMode::Off].map(|spec| Way { spec, draft_len: MAX_DRAFTS, adaptive: true });
+    let used = |spec, tight| Way { spec, draft_len: MAX_DRAFTS, adaptive: true, tight };
     let order = [4, MAX_DRAFTS, 1, 8, 2, 11, 3, 14, 5, 13, 6, 12, 7, 10, 9];
     let fixed = order.into_iter().enumerate().flat_map(|(turn, draft_len)| {
-        (0..drafting.len()).map(move |at| way(drafting[(at + turn) % drafting.len()], draft_len))
+        let tight = move |at: usize| (turn + at).is_multiple_of(2);
+        let specs = drafting.into_iter().enumerate();
+        specs.map(move |(at, spec)| Way { spec, draft_len, adaptive: false, tight: tight(at) })
     });
     let mut ways: Vec<Way> = fixed.collect();
-    ways.splice(3..3, adaptive);
+    let used = [used(SpecMode::Auto, false), used(SpecMode::Off, true), used(SpecMode::Off, false)];
+    ways.splice(drafting.len()..drafting.len(), used);
     ways
 }
 
@@ -65,6 +70,8 @@ enum Level {
     FollowUp,
     Greedy,
     Warm,
+    Roomy,
+    Tight,
 }
 
 /// What an engine has seen of a prompt when it comes.
@@ -133,6 +140,8 @@ struct Harness {
     originals: usize,
     dice: Dice,
     runs: usize,
+    /// Runs that began at a snapshot.
+    cached_runs: usize,
     pairs: BTreeSet<(Level, Level)>,
 }
 
@@ -209,10 +218,12 @@ impl Harness {
         };
         let draws = if warm { Level::Warm } else { Level::Greedy };
         let way = [Level::Spec(trial.way.spec.name()), Level::DraftLen(trial.way.draft_len)];
-        let levels = [way[0], way[1], company, history, draws];
+        let memory = if trial.way.tight { Level::Tight } else { Level::Roomy };
+        let levels = [way[0], way[1], company, history, draws, memory];
         let pairs = levels.iter().flat_map(|a| levels.iter().map(move |b| (*a, *b)));
         self.pairs.extend(pairs.filter(|(a, b)| a < b));
         self.runs += 1;
+        self.cached_runs += usize::from(outcome.cached_tokens > 0);
     }
 
     /// Everything in one way: alone with every history and draw, then in a crowd.
@@ -223,8 +234,9 @@ impl Harness {
         device: impl FnOnce() -> Result<D, DeviceError> + Send + 'static,
         company: usize,
     ) {
-        let Way { spec, draft_len, adaptive } = way;
-        let (handle, thread) = Setup { spec, draft_len, adaptive, ..setup }.start(device);
+        let Way { spec, draft_len, adaptive, tight } = way;
+        let pages = if tight { TIGHT_PAGES } else { setup.pages };
+        let (handle, thread) = Setup { pages, spec, draft_len, adaptive, ..setup }.start(device);
         let mut trial = Trial { way, handle, seen: Vec::new() };
         for history in [History::New, History::Again, History::FollowUp] {
             for warm in [false, true] {
@@ -243,6 +255,7 @@ impl Harness {
             vec![Level::Alone, Level::Crowded],
             vec![Level::New, Level::Again, Level::FollowUp],
             vec![Level::Greedy, Level::Warm],
+            vec![Level::Roomy, Level::Tight],
         ];
         if with_drafts {
             factors.push((1..=MAX_DRAFTS).map(Level::DraftLen).collect());
@@ -265,7 +278,7 @@ fn plain_engine<D: Device>(
     setup: Setup,
     device: impl FnOnce() -> Result<D, DeviceError> + Send + 'static,
 ) -> (EngineHandle, EngineThread) {
-    Setup { spec: SpecMode::Off, ..setup }.start(device)
+    Setup { spec: SpecMode::Off, prefix_cache: false, ..setup }.start(device)
 }
 
 fn equal<D: Device>(setup: Setup, device: impl Fn() -> Result<D, DeviceError> + Clone + Send + 'static) {
@@ -278,19 +291,24 @@ fn equal<D: Device>(setup: Setup, device: impl Fn() -> Result<D, DeviceError> + 
     let originals = prompts.len();
     let (answers, follow_ups) = (BTreeMap::new(), BTreeMap::new());
     let subjects = Subjects { prompts, plain, answers, follow_ups };
-    let mut harness = Harness { subjects, originals, dice: Dice(4), runs: 0, pairs: BTreeSet::new() };
+    let mut harness =
+        Harness { subjects, originals, dice: Dice(4), runs: 0, cached_runs: 0, pairs: BTreeSet::new() };
     for way in ways().into_iter().cycle() {
         if harness.runs >= asked.unwrap_or(SHORT_RUNS) {
             break;
         }
         let company = match asked {
             Some(_) => 2 + harness.dice.below(MOST_COMPANY - 1),
-            None => 6,
+            None => 3,
         };
         harness.trial(way, setup, device.clone(), company);
     }
     let plain_runs = harness.subjects.answers.len();
-    println!("{} runs equal to {plain_runs} plain ones, from {originals} prompts", harness.runs);
+    let Harness { runs, cached_runs, .. } = harness;
+    println!(
+        "{runs} runs equal to {plain_runs} plain ones, from {originals} prompts; {cached_runs} began in the prefix cache"
+    );
+    assert!(cached_runs * 8 > runs, "the prefix cache is hardly used");
     let missing = harness.missing_pairs(asked.is_some());
     assert!(asked.is_some_and(|runs| runs < 2000) || missing.is_empty(), "never together: {missing:?}");
     drop(harness);
