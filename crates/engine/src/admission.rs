@@ -107,15 +107,16 @@ fn check_tokens(request: &Request, vocab_limit: usize) -> Result<(), Refusal> {
 }
 
 /// Requests that wait, first come first served: nobody overtakes the first one, so it is admitted as soon as
-/// enough of what runs has ended.
+/// enough of what runs has ended. Only who waits for something else than room is set aside meanwhile.
 #[derive(Debug)]
 pub(crate) struct WaitingQueue<T> {
     waiting: VecDeque<(Need, T)>,
+    aside: Vec<(Need, T)>,
 }
 
 impl<T> WaitingQueue<T> {
     pub(crate) fn new() -> Self {
-        Self { waiting: VecDeque::new() }
+        Self { waiting: VecDeque::new(), aside: Vec::new() }
     }
 
     pub(crate) fn push(&mut self, need: Need, item: T) {
@@ -127,18 +128,38 @@ impl<T> WaitingQueue<T> {
         self.waiting.front().map(|(need, item)| (*need, item))
     }
 
-    /// Takes the first one out.
+    /// Takes the first one out; those that are set aside come last.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        self.waiting.pop_front().map(|(_, item)| item)
+        self.waiting.pop_front().or_else(|| self.aside.pop()).map(|(_, item)| item)
+    }
+
+    /// Sets the first one aside; `note` is to say until when.
+    pub(crate) fn set_first_aside(&mut self, note: impl FnOnce(&mut T)) {
+        if let Some((need, mut item)) = self.waiting.pop_front() {
+            note(&mut item);
+            self.aside.push((need, item));
+        }
+    }
+
+    /// Puts those that were set aside and are `ready` before all others, in their order.
+    pub(crate) fn bring_back(&mut self, ready: impl Fn(&T) -> bool) {
+        let (back, aside): (Vec<_>, Vec<_>) = self.aside.drain(..).partition(|(_, item)| ready(item));
+        self.aside = aside;
+        for entry in back.into_iter().rev() {
+            self.waiting.push_front(entry);
+        }
     }
 
     /// Takes out those for which `gone` holds, in order.
     pub(crate) fn take_where(&mut self, gone: impl Fn(&T) -> bool) -> Vec<T> {
-        if !self.waiting.iter().any(|(_, item)| gone(item)) {
+        if !self.waiting.iter().chain(&self.aside).any(|(_, item)| gone(item)) {
             return Vec::new();
         }
-        let (out, kept): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(|(_, item)| gone(item));
+        let (mut out, kept): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(|(_, item)| gone(item));
         self.waiting = kept.into();
+        let (out_of_aside, kept): (Vec<_>, Vec<_>) = self.aside.drain(..).partition(|(_, item)| gone(item));
+        self.aside = kept;
+        out.extend(out_of_aside);
         out.into_iter().map(|(_, item)| item).collect()
     }
 }
@@ -171,6 +192,20 @@ mod tests {
         assert_eq!((need.sequence_pages, need.shared_pages, need.pages()), (4, 2, 8));
         let need = Need::of(&request(630, 1000, 1), &LIMITS).unwrap();
         assert_eq!((need.new_tokens, need.sequence_pages), (10, 10), "generation ends with the context");
+    }
+
+    #[test]
+    fn who_is_set_aside_comes_back_before_the_others() {
+        let mut queue = WaitingQueue::new();
+        let need = Need::of(&request(10, 10, 1), &LIMITS).unwrap();
+        (0..6).for_each(|item| queue.push(need, item));
+        let aside = |queue: &mut WaitingQueue<i32>| queue.set_first_aside(|item| *item += 10);
+        (0..3).for_each(|_| aside(&mut queue));
+        assert_eq!(queue.first().map(|(_, item)| *item), Some(3));
+        queue.bring_back(|item| *item != 11);
+        assert_eq!(queue.take_where(|item| *item == 4), [4]);
+        let order: Vec<i32> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, [10, 12, 3, 5, 11]);
     }
 
     #[test]

@@ -26,10 +26,21 @@ use crate::{EngineOptions, StepModel};
 /// How often an idle engine looks whether it is to stop: a drain is a flag, nothing wakes the channel.
 const IDLE_LOOK: Duration = Duration::from_millis(20);
 
+/// Waiting for another prompt's snapshot has to save so many tokens: those that a step computes in any case.
+const LEAST_FOLLOWED_TOKENS: usize = 256;
+
 /// A request that has come in.
 struct Arrival {
     submission: Submission,
     path: PromptPath,
+    follows: Option<Follows>,
+}
+
+/// What a request is set aside for: a prompt that begins alike is just being processed, and will leave a snapshot.
+#[derive(Debug, Clone, Copy)]
+struct Follows {
+    leader: RequestKey,
+    position: usize,
 }
 
 /// The engine, on its thread.
@@ -135,7 +146,7 @@ impl<M: StepModel> Engine<M> {
         match Need::of(&submission.request, &self.options.limits()) {
             Ok(need) => {
                 let path = PromptPath::of(&submission.request, &self.chunk_rule);
-                self.waiting.push(need, Arrival { submission, path });
+                self.waiting.push(need, Arrival { submission, path, follows: None });
             }
             Err(refusal) => {
                 let reason = FinishReason::Error { message: refusal.to_string() };
@@ -163,8 +174,21 @@ impl<M: StepModel> Engine<M> {
 
     /// Starts waiting requests, in order, as long as all that they can use is to be had.
     fn admit(&mut self) -> Result<(), String> {
+        let live = &self.live;
+        let has_passed = |Follows { leader, position }: Follows| {
+            live.get(&leader)
+                .is_none_or(|leader| leader.prompt_done() || leader.processed_tokens() >= position)
+        };
+        self.waiting.bring_back(|arrival| arrival.follows.is_none_or(has_passed));
         while let Some((need, arrival)) = self.waiting.first() {
             let path = arrival.path.clone();
+            if let Some(follows) = self.leader_of(&path, arrival.follows) {
+                self.waiting.set_first_aside(|arrival| arrival.follows = Some(follows));
+                if let Some(leader) = self.live.get_mut(&follows.leader) {
+                    leader.add_stop(follows.position);
+                }
+                continue;
+            }
             match self.begin(&path, need.pages(), need.choices) {
                 Ok(Some(beginning)) => self.start(&need, path, &beginning),
                 // What settles in idle time makes room for what somebody waits for.
@@ -179,6 +203,20 @@ impl<M: StepModel> Engine<M> {
             }
         }
         Ok(())
+    }
+
+    /// A prompt that is being processed and will leave a snapshot for this one that is worth waiting for: as many prompts
+    /// that begin alike and come at once then cost little more than one. Whoever followed before goes further now, so that
+    /// this ends.
+    fn leader_of(&self, path: &PromptPath, before: Option<Follows>) -> Option<Follows> {
+        if !self.cache.is_on() || !path.may_hit {
+            return None;
+        }
+        let ends = self.live.iter().filter_map(|(key, live)| Some((live.shared_end(path)?, *key)));
+        let (position, leader) = ends.max()?;
+        let found = self.look_up(path).hit.map_or(0, |hit| hit.position);
+        let least = (found + LEAST_FOLLOWED_TOKENS).max(before.map_or(0, |follows| follows.position + 1));
+        (position >= least).then_some(Follows { leader, position })
     }
 
     /// Starts the first waiting request.

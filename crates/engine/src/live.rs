@@ -79,6 +79,30 @@ impl Live {
         self.next_chunk == self.path.chunk_ends.len()
     }
 
+    /// Tokens of the prompt that are in the caches.
+    pub(crate) fn processed_tokens(&self) -> usize {
+        self.prompt_work().chunk_start(self.next_chunk)
+    }
+
+    /// Where a snapshot of this prompt would serve another one best: the last chunk end of both that is still to come.
+    pub(crate) fn shared_end(&self, other: &PromptPath) -> Option<usize> {
+        if self.prompt_done() || self.path.salt != other.salt {
+            return None;
+        }
+        let common = self.path.tokens.iter().zip(&*other.tokens).take_while(|(a, b)| a == b).count();
+        let ends = other.chunk_ends.iter().rev().copied();
+        let mut shared = ends.filter(|end| *end <= common && *end < other.tokens.len());
+        let is_own = |end: &usize| self.path.chunk_ends.binary_search(end).is_ok();
+        shared.find(is_own).filter(|end| *end > self.processed_tokens())
+    }
+
+    /// Takes a snapshot at a chunk end that is still to come.
+    pub(crate) fn add_stop(&mut self, position: usize) {
+        if let Err(index) = self.stops.binary_search(&position) {
+            self.stops.insert(index, position);
+        }
+    }
+
     /// A choice that has not ended; the schedule knows no other.
     pub(crate) fn sequence(&self, choice: usize) -> &Sequence {
         self.sequences[choice].as_ref().expect("only running choices are scheduled")

@@ -11,7 +11,7 @@ use qwill_engine::{EngineOptions, EngineThread};
 use qwill_model::{Model, ModelError, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
 
-use crate::args::{DeviceArgs, MemoryArgs, ModelArgs, NumericsArgs, RandomArgs, SpeculationArgs};
+use crate::args::{DeviceArgs, MemoryArgs, ModelArgs, NumericsArgs, RandomArgs, SpeculationArgs, Switch};
 use crate::device::{Chosen, OpenDevice};
 use crate::failure::Hinted;
 use crate::fault::{Fault, Faulty};
@@ -31,6 +31,8 @@ pub(crate) struct Launch {
     pub(crate) quantize: Quantize,
     /// Drafts.
     pub(crate) speculation: SpeculationOptions,
+    prefix_cache: bool,
+    snapshot_interval_tokens: usize,
     /// When preparing began.
     pub(crate) started: Instant,
 }
@@ -53,7 +55,18 @@ impl Launch {
         let speculation = speculation_options(speculation, random, &source)?;
         let chosen = Chosen::open(&source.checkpoint, quantize, device, numerics)?;
         let planned = chosen.plan(&source.checkpoint, quantize, memory)?;
-        Ok(Self { source, planned, chosen, quantize, speculation, started })
+        let prefix_cache = memory.prefix_cache == Switch::On;
+        let snapshot_interval_tokens = memory.snapshot_tokens;
+        Ok(Self {
+            source,
+            planned,
+            chosen,
+            quantize,
+            speculation,
+            prefix_cache,
+            snapshot_interval_tokens,
+            started,
+        })
     }
 
     /// Format of the body's matrices, which is most of the model.
@@ -89,6 +102,8 @@ impl Launch {
             vocab_limit: self.source.text.tokenizer.vocab_size(),
             chunk_boundary_token: self.source.turn_start,
             speculation: self.speculation.clone(),
+            prefix_cache: self.prefix_cache,
+            snapshot_interval_tokens: self.snapshot_interval_tokens,
             ..EngineOptions::sized_by(memory)
         };
         if fault.is_some() {

@@ -125,21 +125,21 @@ impl HostCache {
 
     /// For a GPU in a machine with enough memory.
     pub(crate) fn elsewhere(memory: &MemoryArgs) -> Self {
-        memory.host_cache.map_or(Self::Usual(USUAL_HOST_CACHE_BYTES), |flag| Self::Asked(flag.0))
+        memory.host_cache_bytes().map_or(Self::Usual(USUAL_HOST_CACHE_BYTES), Self::Asked)
     }
 
     /// For a GPU in a machine with so much free memory. Page-locked memory is taken for good, so that some has to be left
     /// for everybody else.
     pub(crate) fn beside_a_gpu(memory: &MemoryArgs, free_bytes: u64) -> Result<Self> {
-        match memory.host_cache {
-            Some(flag) if flag.0 > free_bytes / 5 * 4 => {
-                let (asked, free) = (units::bytes(flag.0), units::bytes(free_bytes));
+        match memory.host_cache_bytes() {
+            Some(bytes) if bytes > free_bytes / 5 * 4 => {
+                let (asked, free) = (units::bytes(bytes), units::bytes(free_bytes));
                 Err(Hinted::error(
                     format!("a host cache of {asked} is more than four fifths of the {free} that are free"),
                     "give a smaller --host-cache, or 0 for none",
                 ))
             }
-            Some(flag) => Ok(Self::Asked(flag.0)),
+            Some(bytes) => Ok(Self::Asked(bytes)),
             None => Ok(Self::Usual(USUAL_HOST_CACHE_BYTES.min(free_bytes / 2))),
         }
     }
@@ -148,7 +148,7 @@ impl HostCache {
     pub(crate) fn on_the_processor(memory: &MemoryArgs, free_bytes: u64) -> Self {
         let within = memory.memory.map_or(free_bytes, |budget| budget.0);
         let usual = Self::Usual(USUAL_HOST_CACHE_BYTES.min(within / 8));
-        memory.host_cache.map_or(usual, |flag| Self::Asked(flag.0))
+        memory.host_cache_bytes().map_or(usual, Self::Asked)
     }
 }
 
@@ -215,7 +215,7 @@ pub(crate) fn body_format(checkpoint: &Checkpoint, quantize: Quantize) -> Weight
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::ByteCount;
+    use crate::args::{ByteCount, Switch};
 
     fn refusal(needed_bytes: u64, budget_bytes: u64) -> Error {
         let plan = PlanError::DoesNotFit {
@@ -242,9 +242,13 @@ mod tests {
             kv_tokens: None,
             prefill_slice: 256,
             host_cache: host_cache.map(ByteCount),
+            prefix_cache: Switch::On,
+            snapshot_tokens: 4096,
         };
         let gib = |count: u64| count << 30;
         let (open, off) = (memory(None, None), memory(Some(0), None));
+        let no_cache = MemoryArgs { prefix_cache: Switch::Off, ..memory(Some(gib(3)), None) };
+        assert_eq!(HostCache::elsewhere(&no_cache), HostCache::Asked(0));
         assert_eq!(HostCache::elsewhere(&open), HostCache::Usual(gib(8)));
         assert_eq!(HostCache::elsewhere(&off), HostCache::Asked(0));
         assert_eq!(HostCache::beside_a_gpu(&open, gib(100)).unwrap(), HostCache::Usual(gib(8)));

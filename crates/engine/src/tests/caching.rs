@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use qwill_contract::{CacheLoad, CancelFlag, FinishReason, Request, SamplingParams};
 
-use super::client::{Outcome, request};
+use super::client::{Client, Outcome, request};
 use super::harness::{BOUNDARY, Bench, conversation, options};
 use super::puppet::Fault;
 use crate::EngineOptions;
@@ -76,6 +76,41 @@ fn what_two_prompts_share_a_third_one_finds() {
     let ends = bench.engine.chunk_rule.chunk_ends(&prompt(10));
     let shared = ends.into_iter().filter(|end| *end <= 133).max().unwrap();
     assert_eq!(cached[2..], [shared, shared], "{cached:?}");
+    bench.assert_nothing_is_left();
+}
+
+#[test]
+fn prompts_that_come_at_once_compute_once_what_they_share() {
+    let mut bench = Bench::new(options());
+    let asks = |question: u32| asking(&[message(400, 9), message(60, 20 + question)].concat(), 5);
+    let clients: Vec<_> = (0..5).map(|question| bench.submit(asks(question))).collect();
+    let other = bench.submit(asking(&[8; 30], 5));
+    bench.finish();
+    let outcomes: Vec<Outcome> = clients.into_iter().map(Client::wait).collect();
+    let cached: Vec<usize> = outcomes.iter().map(|outcome| outcome.cached_tokens).collect();
+    assert_eq!(cached, [0, 400, 400, 400, 400]);
+    assert_eq!(bench.handle.load().prompt_tokens.load(Ordering::Relaxed), 400 + 5 * 60 + 30);
+    assert!(!other.wait().failed());
+    for (question, outcome) in outcomes.iter().enumerate() {
+        assert!(outcome.same_answer(&Bench::answer(&options(), asks(question as u32))));
+    }
+    bench.assert_nothing_is_left();
+}
+
+#[test]
+fn who_follows_goes_on_alone_when_the_other_is_gone() {
+    let mut bench = Bench::new(options());
+    let asks = |question: u32| asking(&[message(500, 9), message(60, 20 + question)].concat(), 5);
+    let first = bench.submit(asks(0));
+    let mut second = bench.submit(asks(1));
+    let third = bench.submit(asks(2));
+    assert!(bench.turn().unwrap() && !second.look().started);
+    first.cancel.cancel();
+    third.cancel.cancel();
+    bench.finish();
+    assert_eq!(first.wait().choices[0].end, Some(FinishReason::Cancelled));
+    assert_eq!(third.wait().choices[0].end, Some(FinishReason::Cancelled));
+    assert!(second.wait().same_answer(&Bench::answer(&options(), asks(1))));
     bench.assert_nothing_is_left();
 }
 

@@ -85,7 +85,8 @@ fn answer_with_drafts(
     answers: &[Outcome],
     drafter: Drafter,
 ) -> (Vec<Outcome>, usize) {
-    let mut bench = Bench::new(options.clone());
+    // Without the cache nobody waits for another's prompt, so that requests are numbered in their order.
+    let mut bench = Bench::new(EngineOptions { prefix_cache: false, ..options.clone() });
     let clients: Vec<Client> = requests.iter().map(|request| bench.submit(request.clone())).collect();
     let mut known = BTreeMap::new();
     for (request, answer) in answers.iter().enumerate() {
@@ -130,8 +131,7 @@ fn right_drafts_take_a_round_for_16_tokens_and_wrong_ones_a_round_for_each() {
     let plain = [Bench::answer(&options(), long_request())];
     let turns = |right_of_8| {
         let drafter = Drafter { right_of_8, most: 15 };
-        let options = EngineOptions { prefix_cache: false, ..options() };
-        let (drafted, turns) = answer_with_drafts(&options, &[long_request()], &plain, drafter);
+        let (drafted, turns) = answer_with_drafts(&options(), &[long_request()], &plain, drafter);
         assert_eq!(drafted, plain);
         turns
     };

@@ -28,6 +28,15 @@ impl From<QuantizeChoice> for Quantize {
     }
 }
 
+/// A flag that is on or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
 /// `--activations`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ActivationsChoice {

@@ -15,7 +15,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs, BenchStepsArgs};
 pub(crate) use choices::{
     ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, SpecChoice,
-    StateChoice, WeightsChoice,
+    StateChoice, Switch, WeightsChoice,
 };
 pub(crate) use device::{DeviceArgs, DeviceChoice};
 pub(crate) use doctor::DoctorArgs;

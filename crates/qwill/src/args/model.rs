@@ -7,7 +7,7 @@ use qwill_engine::speculation::SyntheticAcceptance;
 use qwill_weights::WeightCache;
 
 use super::values::{self, ByteCount};
-use super::{ActivationsChoice, KvChoice, QuantizeChoice, StateChoice, WeightsChoice};
+use super::{ActivationsChoice, KvChoice, QuantizeChoice, StateChoice, Switch, WeightsChoice};
 use crate::env;
 
 #[derive(Debug, Args)]
@@ -91,4 +91,21 @@ pub(crate) struct MemoryArgs {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes_or_none)]
     #[arg(env = env::HOST_CACHE, help_heading = "Memory")]
     pub(crate) host_cache: Option<ByteCount>,
+    /// Whether prompts begin at what earlier ones left behind. Never changes an answer
+    #[arg(long, value_enum, default_value = "on", env = env::PREFIX_CACHE, help_heading = "Memory")]
+    pub(crate) prefix_cache: Switch,
+    /// In long texts a state is kept every so many tokens, beside those at messages' ends and where prompts part
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = values::positive)]
+    #[arg(env = env::SNAPSHOT_TOKENS, help_heading = "Memory")]
+    pub(crate) snapshot_tokens: usize,
+}
+
+impl MemoryArgs {
+    /// Bytes of the host cache, where somebody has said how many.
+    pub(crate) fn host_cache_bytes(&self) -> Option<u64> {
+        match self.prefix_cache {
+            Switch::On => self.host_cache.map(|flag| flag.0),
+            Switch::Off => Some(0),
+        }
+    }
 }

@@ -16,7 +16,7 @@ use qwill_device::{Device, Precision, WeightFormat};
 use qwill_model::{Model, ModelOptions, StoredAs};
 use qwill_weights::{Checkpoint, Quantize};
 
-use crate::args::{BenchStepsArgs, ByteCount, MemoryArgs};
+use crate::args::{BenchStepsArgs, ByteCount, MemoryArgs, Switch};
 use crate::device::{Chosen, OpenDevice};
 use crate::planning::Planned;
 use crate::progress::LoadDisplay;
@@ -139,6 +139,8 @@ fn needed_memory(arguments: &BenchStepsArgs, cases: &[Case]) -> MemoryArgs {
         kv_tokens: Some(most(|case| case.batch.page_table.len()) * qwill_device::batch::PAGE_TOKENS),
         prefill_slice: most(|case| case.batch.rows()).max(qwill_device::batch::CHUNK_TOKENS),
         host_cache: Some(ByteCount(0)),
+        prefix_cache: Switch::Off,
+        snapshot_tokens: 4096,
     }
 }
 
