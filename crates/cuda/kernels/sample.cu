@@ -270,7 +270,7 @@ __device__ __forceinline__ u32 noise_bits(const SampleRow &row, u32 token) {
     key = mix(key ^ row.position * 0xd1b54a32d192ed03ull);
     return mix(key ^ (u64)token * 0x8cb92ba72f3d8dd7ull) >> 40;
 }
-__device__ __forceinline__ float gumbel(u32 bits) {
+__device__ __noinline__ float gumbel(u32 bits) {
     return (float)(-log(-log(((double)bits + 0.5) / 16777216.0)));
 }
 // Whether noise of these bits could be more than `least`: −ln(−ln u) > d needs 1 − u ≤ −ln u < e^−d. Few tokens get past
@@ -284,7 +284,7 @@ __device__ __forceinline__ bool may_exceed(u32 bits, float least) {
 #define MASS_SPAN 28.0f
 
 // Makes the tokens with at least this logit the candidates; false where they are too many.
-__device__ bool gather_from(const Logits &logits, float from) {
+__device__ __noinline__ bool gather_from(const Logits &logits, float from) {
     u32 lane = threadIdx.x & 31;
     __syncthreads();
     if (threadIdx.x == 0) candidate_count = 0;
@@ -306,7 +306,7 @@ __device__ bool gather_from(const Logits &logits, float from) {
 }
 
 // Makes candidates among which the `count` likeliest tokens are; false where they are too many.
-__device__ bool gather_likeliest(const Logits &logits, u32 count) {
+__device__ __noinline__ bool gather_likeliest(const Logits &logits, u32 count) {
     if (count > MOST_NARROWED) return false;
     // So many tiles have a token that large.
     u64 from = cut(
@@ -329,7 +329,7 @@ template <bool LISTED> struct Tokens {
 };
 
 // The likeliest token's key; 0 where no token can be drawn.
-__device__ u64 likeliest(const Logits &logits) {
+__device__ __noinline__ u64 likeliest(const Logits &logits) {
     u64 best = 0;
     for (u32 tile = threadIdx.x; tile < logits.tiles; tile += BLOCK)
         if (logits.maxima[tile] > -INFINITY_F32) best = max(best, key_of(logits.maxima[tile], tile));
@@ -415,7 +415,8 @@ template <bool LISTED> struct Draw {
         }
         return block_max(best);
     }
-    __device__ u32 run(double nucleus_mass, u64 sure) const {
+    // Not inlined: six copies of it took 8 s to compile.
+    __device__ __noinline__ u32 run(double nucleus_mass, u64 sure) const {
         u64 least = row.top_k > 0 ? most_likely(row.top_k) : 1;
         if (row.top_p < 1.0f) {
             double wanted = nucleus_mass < 0.0 ? (double)row.top_p * (double)mass_from(least) : nucleus_mass;
@@ -452,7 +453,7 @@ __device__ u32 draw(const SampleRow &row, const Logits &logits, const float *as_
 }
 
 // Writes the row's `wanted` likeliest tokens, in any order.
-template <bool LISTED> __device__ void report_top(const Tokens<LISTED> tokens, u32 wanted, u32 capacity, TopToken *top) {
+template <bool LISTED> __device__ __noinline__ void report_top(const Tokens<LISTED> tokens, u32 wanted, u32 capacity, TopToken *top) {
     u32 len = tokens.len();
     u64 from = cut(
         len, 0, [&](u32 i) { return key_of(tokens.logit(i), tokens.token(i)); }, no_mass,

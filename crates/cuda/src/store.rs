@@ -87,6 +87,22 @@ impl KernelStore {
         Ok((loaded, KernelOrigin::Compiler))
     }
 
+    /// Compiles those units that neither pack nor cache has, all at the same time, into the cache. Left to
+    /// [`Self::load`], one after another, the kernels of the 27B take 15 s. What fails here fails there again, and is told.
+    pub fn prepare(&self, builds: &[UnitBuild], sm: u32) {
+        let is_missing = |build: &&UnitBuild| matches!(self.origin(build, sm), Ok(KernelOrigin::Compiler));
+        let missing: Vec<&UnitBuild> = builds.iter().filter(is_missing).collect();
+        let (Some(cache), Ok(compiler), 2..) = (&self.cache, self.compiler(), missing.len()) else { return };
+        std::thread::scope(|scope| {
+            for build in missing {
+                scope.spawn(move || {
+                    let compiled = compiler.compile(build, sm);
+                    compiled.and_then(|code| cache.store(&build.key(sm), compiler.version(), &code.cubin))
+                });
+            }
+        });
+    }
+
     /// Where [`Self::load`] would take the code from first, without compiling.
     pub fn origin(&self, build: &UnitBuild, sm: u32) -> Result<KernelOrigin, KernelError> {
         let key = build.key(sm);

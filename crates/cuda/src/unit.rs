@@ -239,6 +239,18 @@ pub fn gdn_units(shape: &GdnShape, state_type: StateType) -> Result<[UnitBuild; 
     Ok([GDN, GDN_CHUNKS].map(|unit| UnitBuild { unit, defines: defines.clone() }))
 }
 
+/// The units of an attention and a GDN shape; an error where the kernels cannot take one.
+pub(crate) fn cache_units(
+    attention: &AttentionShape,
+    kv_type: KvType,
+    gdn: &GdnShape,
+    state_type: StateType,
+) -> Result<Vec<UnitBuild>, String> {
+    let AttentionUnits { around, rows, prompt } = attention_units(attention, kv_type)?;
+    let attention = [around, rows].into_iter().chain(prompt);
+    Ok(attention.chain(gdn_units(gdn, state_type)?).collect())
+}
+
 /// The units that need no geometry; see [`UnitBuild::is_for`].
 pub fn fixed_units() -> Vec<UnitBuild> {
     [ROWS, PACK, LINEAR, LINEAR_PROMPT, SAMPLE, CEILINGS].into_iter().map(UnitBuild::plain).collect()

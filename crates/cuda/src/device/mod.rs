@@ -147,6 +147,9 @@ impl CudaDevice {
         let driver = Driver::new(options.ordinal)?;
         let target = CompileTarget { cuda_version: Driver::cuda_version(), sm: Some(driver.sm()) };
         let store = KernelStore::new(options.kernel_cache_directory.clone()).for_target(target);
+        let fixed: Vec<UnitBuild> =
+            unit::fixed_units().into_iter().filter(|build| build.is_for(driver.sm())).collect();
+        store.prepare(&fixed, driver.sm());
         let module = |unit| load(&driver, &store, &UnitBuild::plain(unit));
         let card = linear::Card { sm: driver.sm(), sm_count: driver.sm_count() };
         let prompt = UnitBuild::plain(unit::LINEAR_PROMPT);
@@ -335,6 +338,8 @@ impl Device for CudaDevice {
     }
 
     fn cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
+        let builds = unit::cache_units(&spec.attention, spec.kv_type, &spec.gdn, spec.state_type);
+        self.store.prepare(&builds.map_err(|reason| DeviceError::shape("cache", reason))?, self.driver.sm());
         CudaCache::new(&self.driver, &self.store, self.transfers.lanes(), spec)
     }
 
