@@ -98,8 +98,13 @@ struct Step {
 }
 
 /// Generates a plain answer, the MTP module drafting after each token.
-fn generate(model: &mut Model<CpuDevice>, prompt: &[u32], tokens: usize, draws: Draws) -> Vec<Step> {
-    let seed = 11;
+fn generate(
+    model: &mut Model<CpuDevice>,
+    prompt: &[u32],
+    tokens: usize,
+    draws: Draws,
+    seed: u64,
+) -> Vec<Step> {
     let mut batch = prompt_batch(prompt.len());
     batch.tokens = prompt.to_vec();
     model.clear_slot(0).unwrap();
@@ -263,8 +268,8 @@ fn main() {
     for (kind, prompts) in kinds(of_a_kind) {
         for draws in [GREEDY, WARM] {
             let mut tally = Tally::default();
-            for prompt in &prompts {
-                tally.add(prompt, &generate(&mut model, prompt, tokens, draws));
+            for (seed, prompt) in (0..).zip(&prompts) {
+                tally.add(prompt, &generate(&mut model, prompt, tokens, draws, seed));
             }
             tally.print(kind, draws);
         }
