@@ -32,6 +32,10 @@ impl Candidate {
     }
 }
 
+/// How much more than a round without drafts one with drafts must promise: the expectations are no better than that. On an
+/// H200, eight sequences of the 27B whose drafts promised about as much as they cost got 4 % fewer tokens for them.
+const LEAST_GAIN: f32 = 0.03;
+
 /// Decides how many drafts every sequence of a round gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DepthPolicy {
@@ -54,7 +58,7 @@ struct Step {
 impl DepthPolicy {
     /// The number of drafts of each sequence for which the round is expected to bring the most tokens per second: those
     /// of all sequences together, over the time of the round and of the MTP chain that drafts for it. Where several are
-    /// as good, the one with the fewest rows.
+    /// as good, the one with the fewest rows; none at all where the gain is small.
     ///
     /// A draft's gain is the chance that it and all before it are accepted, which falls along a sequence, so for a
     /// given number of rows the largest gains of all sequences are the best choice. What is left is to look at every
@@ -80,7 +84,8 @@ impl DepthPolicy {
             let mut tokens = sequences as f32;
             for ((drafts, us), gain) in round_us.iter().enumerate().zip(std::iter::once(0.0).chain(gains)) {
                 tokens += gain;
-                let rate = tokens / (us + chain_us);
+                let handicap = if (chain, drafts) == (0, 0) { 1.0 + LEAST_GAIN } else { 1.0 };
+                let rate = handicap * tokens / (us + chain_us);
                 if rate > best_rate {
                     (best_rate, best) = (rate, (chain, drafts));
                 }
@@ -204,10 +209,15 @@ mod tests {
             let policy = DepthPolicy { max_rows, adaptive: true };
             let chosen = policy.depths(&candidates, &times);
             prop_assert!(chosen.iter().sum::<usize>() <= max_rows.saturating_sub(candidates.len()));
-            let found = rate(&candidates, &chosen, &times);
             let off = vec![0; candidates.len()];
-            for depths in all_depths(&candidates, max_rows).into_iter().chain([off]) {
-                let other = rate(&candidates, &depths, &times);
+            // What it is worth to be without drafts is a little more than what it brings.
+            let worth = |depths: &[usize]| {
+                let handicap = if depths == off { 1.0 + f64::from(LEAST_GAIN) } else { 1.0 };
+                handicap * rate(&candidates, depths, &times)
+            };
+            let found = worth(&chosen);
+            for depths in all_depths(&candidates, max_rows).into_iter().chain([off.clone()]) {
+                let other = worth(&depths);
                 prop_assert!(other <= found * (1.0 + 1e-5), "{:?} gives {}, {:?} {}", depths, other, chosen, found);
             }
         }
