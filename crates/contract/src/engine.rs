@@ -94,6 +94,10 @@ pub struct CacheLoad {
     pub granules_used: AtomicUsize,
     /// Granules of the host store in all.
     pub granules_total: AtomicUsize,
+    /// Requests whose prompts' beginnings were read from disk.
+    pub disk_loads: AtomicU64,
+    /// Bytes of the files on disk.
+    pub disk_bytes: AtomicU64,
 }
 
 impl CacheLoad {

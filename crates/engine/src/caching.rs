@@ -9,7 +9,7 @@ use qwill_contract::Request;
 use crate::StepModel;
 use crate::chunks::ChunkRule;
 use crate::engine::Engine;
-use crate::prefix::{Begun, Lookup, Miss, PageCopy, Salt};
+use crate::prefix::{Begun, Lookup, Miss, PageCopy, Salt, Table};
 
 /// Tokens as the prefix cache knows them. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -142,10 +142,11 @@ impl<M: StepModel> Engine<M> {
         }
         let Some(granules) = self.cache.take_state_granules(&mut self.pages) else { return Ok(()) };
         if let Err(error) = self.model.store_state(slot, position, &granules) {
-            self.cache.give_state_granules(&granules);
+            self.cache.give_granules(&granules);
             return Err(error);
         }
-        self.cache.insert(&path.salt, tokens, pages, granules, &mut self.pages);
+        self.cache.insert(&path.salt, tokens, Table::Device(pages), granules, &mut self.pages);
+        self.save_later(path, position);
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use qwill_contract::{EngineInbox, EngineState, Event, FinishReason, Load, Reques
 use crate::admission::{Need, WaitingQueue};
 use crate::caching::{Beginning, PromptPath};
 use crate::chunks::ChunkRule;
+use crate::disk_tier::DiskTier;
 use crate::live::Live;
 use crate::pace::SlicePace;
 use crate::pages::PageAllocator;
@@ -30,9 +31,9 @@ const IDLE_LOOK: Duration = Duration::from_millis(20);
 const LEAST_FOLLOWED_TOKENS: usize = 256;
 
 /// A request that has come in.
-struct Arrival {
+pub(crate) struct Arrival {
     submission: Submission,
-    path: PromptPath,
+    pub(crate) path: PromptPath,
     follows: Option<Follows>,
 }
 
@@ -60,6 +61,7 @@ pub(crate) struct Engine<M> {
     pub(crate) chunk_rule: ChunkRule,
     pub(crate) snapshot_rule: SnapshotRule,
     pub(crate) settling: Settling,
+    pub(crate) disk: Option<DiskTier>,
     waiting: WaitingQueue<Arrival>,
     next_key: RequestKey,
 }
@@ -67,6 +69,8 @@ pub(crate) struct Engine<M> {
 impl<M: StepModel> Engine<M> {
     pub(crate) fn new(model: M, options: EngineOptions, load: Arc<Load>) -> Self {
         let granules = if options.prefix_cache { model.host_granules() } else { 0 };
+        // One is for what goes to the disk.
+        let granules = granules.saturating_sub(usize::from(options.disk_cache.is_some()));
         let engine = Self {
             cache: PrefixCache::new(granules, model.state_granules()),
             model,
@@ -79,6 +83,7 @@ impl<M: StepModel> Engine<M> {
             step_times: StepTimes::new(),
             slice_pace: SlicePace::default(),
             settling: Settling::default(),
+            disk: None,
             waiting: WaitingQueue::new(),
             chunk_rule: options.chunk_rule(),
             snapshot_rule: options.snapshot_rule(),
@@ -113,9 +118,10 @@ impl<M: StepModel> Engine<M> {
     /// Forgets who has gone, starts who can start, runs one step; where there is none, settles a slice. False where
     /// there was nothing to do; then nobody waits either, because whatever was not refused fits an empty engine.
     pub(crate) fn turn(&mut self) -> Result<bool, String> {
+        self.receive_from_disk()?;
         self.drop_gone();
         self.admit()?;
-        let Some(step) = self.next_step() else { return self.settle() };
+        let Some(step) = self.next_step() else { return Ok(self.settle()? || self.work_for_disk()?) };
         self.run(&step)?;
         Ok(true)
     }
@@ -123,6 +129,10 @@ impl<M: StepModel> Engine<M> {
     /// Ends everything with an error.
     pub(crate) fn fail_all(&mut self, message: &str) {
         let reason = FinishReason::Error { message: message.to_owned() };
+        let loading = self.disk.as_mut().map(DiskTier::take_arrivals).unwrap_or_default();
+        for arrival in loading {
+            refuse(&self.load, arrival.submission, &reason);
+        }
         while let Some(arrival) = self.waiting.pop() {
             refuse(&self.load, arrival.submission, &reason);
         }
@@ -146,13 +156,19 @@ impl<M: StepModel> Engine<M> {
         match Need::of(&submission.request, &self.options.limits()) {
             Ok(need) => {
                 let path = PromptPath::of(&submission.request, &self.chunk_rule);
-                self.waiting.push(need, Arrival { submission, path, follows: None });
+                if let Some(arrival) = self.load_first(need, Arrival { submission, path, follows: None }) {
+                    self.push_waiting(need, arrival);
+                }
             }
             Err(refusal) => {
                 let reason = FinishReason::Error { message: refusal.to_string() };
                 refuse(&self.load, submission, &reason);
             }
         }
+    }
+
+    pub(crate) fn push_waiting(&mut self, need: Need, arrival: Arrival) {
+        self.waiting.push(need, arrival);
     }
 
     /// Forgets requests, and single choices, that nobody waits for.

@@ -3,6 +3,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::disk::DiskCacheError;
+
 /// Why an engine does not run.
 #[derive(Debug, Error)]
 pub enum EngineError {
@@ -12,6 +14,9 @@ pub enum EngineError {
     /// The operating system gave no thread.
     #[error("the engine's thread could not be started")]
     Spawn(#[source] std::io::Error),
+    /// The directory of the disk cache cannot be used.
+    #[error(transparent)]
+    Disk(#[from] DiskCacheError),
     /// The model could not be made.
     #[error("the model could not be loaded")]
     Build(#[source] Box<dyn Error + Send + Sync>),

@@ -24,7 +24,8 @@ mod admission;
 mod batch;
 mod caching;
 mod chunks;
-pub mod disk;
+mod disk;
+mod disk_tier;
 mod draft_step;
 mod engine;
 mod error;
@@ -47,6 +48,7 @@ mod tests;
 mod thread;
 mod warm_up;
 
+pub use disk::{DiskCacheError, DiskCacheOptions};
 pub use error::EngineError;
 pub use model::StepModel;
 pub use options::{DEFAULT_MAX_STALL, EngineOptions};

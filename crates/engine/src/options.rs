@@ -7,6 +7,7 @@ use qwill_device::plan::MemoryPlan;
 use crate::EngineError;
 use crate::admission::Limits;
 use crate::chunks::ChunkRule;
+use crate::disk::DiskCacheOptions;
 use crate::prefix::SnapshotRule;
 use crate::schedule::StepLimits;
 use crate::speculation::{MAX_DRAFTS, SpeculationOptions};
@@ -50,6 +51,8 @@ pub struct EngineOptions {
     pub prefix_cache: bool,
     /// In long texts the cache keeps a snapshot every so many tokens.
     pub snapshot_interval_tokens: usize,
+    /// Where snapshots outlive the process; needs the prefix cache.
+    pub disk_cache: Option<DiskCacheOptions>,
     /// Drafts.
     pub speculation: SpeculationOptions,
 }
@@ -76,6 +79,7 @@ impl EngineOptions {
             chunk_interval_tokens: 1024,
             speculation: SpeculationOptions::default(),
             prefix_cache: true,
+            disk_cache: None,
             snapshot_interval_tokens: 4096,
         }
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use qwill_contract::{EngineHandle, EngineInbox, EngineState, FinishReason, Load, engine_channel};
 
+use crate::disk::DiskCache;
 use crate::engine::{Engine, refuse};
 use crate::{EngineError, EngineOptions, StepModel};
 
@@ -41,12 +42,13 @@ where
     E: Into<Box<dyn Error + Send + Sync>>,
 {
     options.check()?;
+    let disk = options.disk_cache.clone().map(DiskCache::open).transpose()?;
     let (handle, inbox) = engine_channel(options.facts());
     let (ready_sender, ready) = bounded(1);
     let load = Arc::clone(&inbox.load);
     let thread = std::thread::Builder::new()
         .name("engine".to_owned())
-        .spawn(move || run(options, &inbox, ready_sender, build))
+        .spawn(move || run((options, disk), &inbox, ready_sender, build))
         .map_err(EngineError::Spawn)?;
     Ok((handle, EngineThread { thread, ready, load }))
 }
@@ -97,7 +99,7 @@ impl EngineThread {
 }
 
 fn run<M, E>(
-    options: EngineOptions,
+    (options, disk): (EngineOptions, Option<DiskCache>),
     inbox: &EngineInbox,
     ready: Sender<Result<(), EngineError>>,
     build: impl FnOnce() -> Result<M, E>,
@@ -106,7 +108,7 @@ fn run<M, E>(
     E: Into<Box<dyn Error + Send + Sync>>,
 {
     let load = &inbox.load;
-    let prepared = catch_unwind(AssertUnwindSafe(|| prepare(options, load, build)))
+    let prepared = catch_unwind(AssertUnwindSafe(|| prepare((options, disk), load, build)))
         .unwrap_or_else(|panic| Err(EngineError::Failed(panic_message(&*panic))));
     // Whether anybody waits for the answer does not matter. With the sender dropped, later waiters look at the state.
     let farewell = match prepared {
@@ -131,7 +133,7 @@ fn run<M, E>(
 }
 
 fn prepare<M, E>(
-    options: EngineOptions,
+    (options, disk): (EngineOptions, Option<DiskCache>),
     load: &Arc<Load>,
     build: impl FnOnce() -> Result<M, E>,
 ) -> Result<Engine<M>, EngineError>
@@ -141,6 +143,9 @@ where
 {
     let model = build().map_err(|error| EngineError::Build(error.into()))?;
     let mut engine = Engine::new(model, options, Arc::clone(load));
+    if let Some(disk) = disk {
+        engine.attach_disk(disk).map_err(|error| EngineError::SelfTest(error.to_string()))?;
+    }
     engine.self_test().and_then(|()| engine.warm_up()).map_err(EngineError::SelfTest)?;
     Ok(engine)
 }

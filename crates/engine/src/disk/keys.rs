@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 
 /// A digest of what a blob is, its salt and all tokens that lead to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct BlobKey(pub(super) [u8; 32]);
+pub(crate) struct BlobKey(pub(super) [u8; 32]);
 
 #[derive(Clone, Copy)]
 enum Kind {
@@ -15,7 +15,7 @@ enum Kind {
 
 /// The keys of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PathKeys {
+pub(crate) struct PathKeys {
     /// Of its whole pages.
     whole_pages: Vec<BlobKey>,
     /// Of what is at each of some positions.
@@ -32,7 +32,7 @@ struct KeysAt {
 
 impl PathKeys {
     /// The keys that states at the ascending `positions` have, and the pages before them.
-    pub fn new(salt: Option<&str>, tokens: &[u32], positions: &[usize]) -> Self {
+    pub(crate) fn new(salt: Option<&str>, tokens: &[u32], positions: &[usize]) -> Self {
         let mut keys = Self { whole_pages: Vec::new(), at: Vec::new() };
         let mut wanted = positions.iter().copied().filter(|position| *position <= tokens.len()).peekable();
         let last = wanted.clone().last().unwrap_or(0);
@@ -53,17 +53,17 @@ impl PathKeys {
     }
 
     /// The positions, ascending.
-    pub fn positions(&self) -> impl DoubleEndedIterator<Item = usize> {
+    pub(crate) fn positions(&self) -> impl DoubleEndedIterator<Item = usize> {
         self.at.iter().map(|at| at.position)
     }
 
     /// The state at one of the positions.
-    pub fn state(&self, position: usize) -> Option<BlobKey> {
+    pub(crate) fn state(&self, position: usize) -> Option<BlobKey> {
         Some(self.at(position)?.state)
     }
 
     /// The pages before one of the positions, in order.
-    pub fn pages(&self, position: usize) -> impl Iterator<Item = BlobKey> {
+    pub(crate) fn pages(&self, position: usize) -> impl Iterator<Item = BlobKey> {
         let whole = self.whole_pages.iter().take(position / PAGE_TOKENS);
         whole.copied().chain(self.at(position).and_then(|at| at.last_page))
     }

@@ -17,8 +17,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-pub use keys::{BlobKey, PathKeys};
-pub use store::{DiskCache, DiskUsage, Finished};
+pub(crate) use keys::{BlobKey, PathKeys};
+pub(crate) use store::DiskCache;
 
 /// Where blobs are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]

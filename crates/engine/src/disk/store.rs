@@ -40,25 +40,25 @@ enum Done {
 
 /// A blob that was asked for.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Finished {
+pub(crate) struct Finished {
     /// Which.
-    pub key: BlobKey,
+    pub(crate) key: BlobKey,
     /// `None` where the file was gone or not sound; it is forgotten then.
-    pub contents: Option<Vec<u8>>,
+    pub(crate) contents: Option<Vec<u8>>,
 }
 
 /// What is kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DiskUsage {
+pub(crate) struct DiskUsage {
     /// Blobs.
-    pub files: usize,
+    pub(crate) files: usize,
     /// Of their files.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// The engine's end of a directory of blobs. Nothing here waits for the disk but [`DiskCache::open`] and dropping it, which
 /// writes what still waits.
-pub struct DiskCache {
+pub(crate) struct DiskCache {
     options: DiskCacheOptions,
     index: Index,
     /// Bytes of each blob that waits to be written or is being written.
@@ -78,7 +78,7 @@ struct Thread {
 
 impl DiskCache {
     /// Takes a directory and sees what is there. Files of ours that were not finished are removed, others are left alone.
-    pub fn open(options: DiskCacheOptions) -> Result<Self, DiskCacheError> {
+    pub(crate) fn open(options: DiskCacheOptions) -> Result<Self, DiskCacheError> {
         let directory = &options.directory;
         let fail = |reason| DiskCacheError::Directory { directory: directory.clone(), reason };
         fs::create_dir_all(directory).map_err(fail)?;
@@ -115,29 +115,34 @@ impl DiskCache {
     }
 
     /// What is kept now.
-    pub fn usage(&self) -> DiskUsage {
+    pub(crate) fn usage(&self) -> DiskUsage {
         DiskUsage { files: self.index.files(), bytes: self.index.total_bytes() }
     }
 
     /// Whether a blob is there; whether it is sound shows when it is read.
-    pub fn contains(&self, key: &BlobKey) -> bool {
+    pub(crate) fn contains(&self, key: &BlobKey) -> bool {
         self.index.contains(&self.name(key))
     }
 
     /// Whether a blob is there or on its way.
-    pub fn knows(&self, key: &BlobKey) -> bool {
+    pub(crate) fn knows(&self, key: &BlobKey) -> bool {
         let name = self.name(key);
         self.index.contains(&name) || self.writing.contains_key(&name)
     }
 
+    /// Whether blobs wait to be written.
+    pub(crate) fn is_writing(&self) -> bool {
+        !self.writing.is_empty()
+    }
+
     /// Whether a blob of so many bytes may be given to [`DiskCache::put`] now.
-    pub fn has_room(&self, bytes: usize) -> bool {
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
         self.waiting_bytes == 0 || self.waiting_bytes + bytes as u64 <= MOST_WAITING_BYTES
     }
 
     /// Keeps a blob: others that were not used for longest make room. What is known already is not written again. False
     /// where it is larger than the limit leaves room for.
-    pub fn put(&mut self, key: &BlobKey, contents: Vec<u8>) -> bool {
+    pub(crate) fn put(&mut self, key: &BlobKey, contents: Vec<u8>) -> bool {
         if self.knows(key) {
             return true;
         }
@@ -151,7 +156,7 @@ impl DiskCache {
     }
 
     /// Asks for a blob of so many bytes; [`DiskCache::poll`] will have it.
-    pub fn get(&mut self, key: &BlobKey, bytes: usize) {
+    pub(crate) fn get(&mut self, key: &BlobKey, bytes: usize) {
         let command = ReadCommand { name: self.name(key), key: *key, bytes };
         if let Some(thread) = &self.thread {
             // It ends with this value alone.
@@ -160,7 +165,7 @@ impl DiskCache {
     }
 
     /// Makes a blob the most recently used.
-    pub fn touch(&mut self, key: &BlobKey) {
+    pub(crate) fn touch(&mut self, key: &BlobKey) {
         let name = self.name(key);
         if self.index.touch(&name) {
             self.command(Command::Touch { name });
@@ -168,7 +173,7 @@ impl DiskCache {
     }
 
     /// Blobs that have come since the last call.
-    pub fn poll(&mut self) -> Vec<Finished> {
+    pub(crate) fn poll(&mut self) -> Vec<Finished> {
         let mut read = Vec::new();
         while let Ok(done) = self.done.try_recv() {
             match done {

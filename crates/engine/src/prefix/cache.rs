@@ -1,13 +1,13 @@
 //! The cache itself: finding, keeping, making room.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use qwill_device::batch::PAGE_TOKENS;
 
 use super::granules::GranulePool;
 use super::miss::{Forgotten, Miss, path_hashes};
-use super::pages::{CachedPages, PageKey, Place};
+use super::pages::{CachedPages, Place};
 use super::tree::{Node, NodeKey, Salt, Snapshot, Tree, Walk};
 use crate::pages::PageAllocator;
 
@@ -49,6 +49,24 @@ pub(crate) struct Begun {
     pub(crate) copies: Vec<PageCopy>,
     /// Granules of the state at the hit, to be loaded then.
     pub(crate) state: Vec<u32>,
+}
+
+/// Where the pages of a path are, from its first token on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Table<'a> {
+    /// Pages of the device, which may be more than the path's.
+    Device(&'a [u32]),
+    /// Granules of the host store, as many as the path has pages. They become the cache's.
+    Host(&'a [u32]),
+}
+
+impl Table<'_> {
+    fn place(self, index: usize) -> Place {
+        match self {
+            Self::Device(pages) => Place::Device(pages[index]),
+            Self::Host(granules) => Place::Host(granules[index]),
+        }
+    }
 }
 
 /// What the cache holds.
@@ -151,6 +169,15 @@ impl PrefixCache {
         matched == tokens.len() && inside.is_none() && last.is_some_and(|node| node.snapshot.is_some())
     }
 
+    /// Where the state after exactly these tokens and the pages before it are, if it is there.
+    pub(crate) fn places(&self, salt: &Salt, tokens: &[u32]) -> Option<(&[u32], Vec<Place>)> {
+        let Walk { path, matched, inside } = self.tree.walk(self.tree.root(salt)?, tokens);
+        let key = path.last().copied().filter(|_| matched == tokens.len() && inside.is_none())?;
+        let snapshot = self.tree.node(key).snapshot.as_ref()?;
+        let places = self.tree.page_table(key).into_iter().map(|page| self.pages.place(page));
+        Some((&snapshot.granules, places.collect()))
+    }
+
     pub(crate) fn usage(&self) -> CacheUsage {
         let (device_pages, host_pages) = self.pages.counts();
         CacheUsage {
@@ -239,35 +266,57 @@ impl PrefixCache {
 
     /// Granules for a state, for which older snapshots may have to go. `None` where the store is too small.
     pub(crate) fn take_state_granules(&mut self, allocator: &mut PageAllocator) -> Option<Vec<u32>> {
-        if !self.is_on() {
+        if self.is_on() { self.take_granules(self.state_granules, allocator) } else { None }
+    }
+
+    /// As many granules as are asked for, likewise.
+    pub(crate) fn take_granules(&mut self, count: usize, allocator: &mut PageAllocator) -> Option<Vec<u32>> {
+        if count > self.granules.total() {
             return None;
         }
-        while self.granules.free() < self.state_granules {
+        while self.granules.free() < count {
             if !self.evict(None, allocator) {
                 return None;
             }
         }
-        self.granules.take(self.state_granules)
+        self.granules.take(count)
     }
 
-    /// Gives back what [`PrefixCache::take_state_granules`] gave.
-    pub(crate) fn give_state_granules(&mut self, granules: &[u32]) {
+    /// Gives granules back that were taken.
+    pub(crate) fn give_granules(&mut self, granules: &[u32]) {
         self.granules.give(granules);
     }
 
-    /// Keeps the state after some tokens, which is in `granules`, and their pages: `table` has those of the device.
+    /// Keeps the state after some tokens, which is in `granules`, and their pages.
     pub(crate) fn insert(
         &mut self,
         salt: &Salt,
         tokens: &[u32],
-        table: &[u32],
+        table: Table<'_>,
         granules: Vec<u32>,
         allocator: &mut PageAllocator,
     ) {
         if self.contains(salt, tokens) {
             self.granules.give(&granules);
-            return;
+        } else {
+            self.insert_new(salt, tokens, table, granules, allocator);
         }
+        // What was not needed of a table of granules, because it was here already, is nobody's.
+        if let Table::Host(pages) = table {
+            let kept: HashSet<u32> = self.pages.host_granules().collect();
+            let unused: Vec<u32> = pages.iter().copied().filter(|granule| !kept.contains(granule)).collect();
+            self.granules.give(&unused);
+        }
+    }
+
+    fn insert_new(
+        &mut self,
+        salt: &Salt,
+        tokens: &[u32],
+        table: Table<'_>,
+        granules: Vec<u32>,
+        allocator: &mut PageAllocator,
+    ) {
         let root = self.tree.make_root(salt);
         let Walk { path, matched, inside } = self.tree.walk(root, tokens);
         let above = match inside {
@@ -275,8 +324,8 @@ impl PrefixCache {
             None => path.last().copied().unwrap_or(root),
         };
         let node = if matched < tokens.len() {
-            let pages = &table[matched / PAGE_TOKENS..tokens.len().div_ceil(PAGE_TOKENS)];
-            let pages = pages.iter().map(|page| self.pages.keep_device(*page, allocator)).collect();
+            let indices = matched / PAGE_TOKENS..tokens.len().div_ceil(PAGE_TOKENS);
+            let pages = indices.map(|index| self.pages.keep_at(table.place(index), allocator)).collect();
             let edge = tokens[matched..].to_vec();
             self.tree.add(Node { parent: Some(above), start: matched, edge, pages, ..Node::default() })
         } else {
@@ -289,19 +338,19 @@ impl PrefixCache {
     }
 
     /// Keeps the partly filled page of a node that gets a snapshot: a child's, which begins with the same tokens, or
-    /// else one of the device.
-    fn keep_last_page(&mut self, node: NodeKey, table: &[u32], allocator: &mut PageAllocator) {
+    /// else one of the table.
+    fn keep_last_page(&mut self, node: NodeKey, table: Table<'_>, allocator: &mut PageAllocator) {
         if !self.tree.node(node).ends_within_a_page() {
             return;
         }
         let mut children = self.tree.node(node).children.values();
         let of_a_child = children.find_map(|child| self.tree.node(*child).pages.first().copied());
-        let page: PageKey = match of_a_child {
-            Some(page) => {
-                self.pages.keep(page);
-                page
-            }
-            None => self.pages.keep_device(table[self.tree.node(node).end() / PAGE_TOKENS], allocator),
+        let page = if let Some(page) = of_a_child {
+            self.pages.keep(page);
+            page
+        } else {
+            let index = self.tree.node(node).end() / PAGE_TOKENS;
+            self.pages.keep_at(table.place(index), allocator)
         };
         self.tree.node_mut(node).pages.push(page);
     }

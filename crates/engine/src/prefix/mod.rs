@@ -16,7 +16,8 @@ mod stops;
 mod tests;
 mod tree;
 
-pub(crate) use cache::{Begun, Lookup, PageCopy, PrefixCache};
+pub(crate) use cache::{Begun, Lookup, PageCopy, PrefixCache, Table};
 pub(crate) use miss::Miss;
+pub(crate) use pages::Place;
 pub(crate) use stops::SnapshotRule;
 pub(crate) use tree::Salt;

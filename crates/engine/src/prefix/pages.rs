@@ -63,6 +63,27 @@ impl CachedPages {
         key
     }
 
+    /// Keeps a page of the device for one more node, or a granule that nobody has kept.
+    pub(crate) fn keep_at(&mut self, place: Place, allocator: &mut PageAllocator) -> PageKey {
+        match place {
+            Place::Device(page) => self.keep_device(page, allocator),
+            Place::Host(granule) => {
+                let key = self.next_key;
+                self.next_key += 1;
+                self.pages.insert(key, CachedPage { place: Place::Host(granule), nodes: 1 });
+                key
+            }
+        }
+    }
+
+    /// The granules of kept pages.
+    pub(crate) fn host_granules(&self) -> impl Iterator<Item = u32> {
+        self.pages.values().filter_map(|page| match page.place {
+            Place::Host(granule) => Some(granule),
+            Place::Device(_) => None,
+        })
+    }
+
     /// Keeps a page for one more node.
     pub(crate) fn keep(&mut self, key: PageKey) {
         if let Some(page) = self.pages.get_mut(&key) {

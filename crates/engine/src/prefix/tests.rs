@@ -193,7 +193,7 @@ impl World {
             self.host_states.insert(*granule, (salt.clone(), path.clone()));
         }
         let running = &self.running[index];
-        self.cache.insert(&salt, &path, &running.pages, granules, &mut self.allocator);
+        self.cache.insert(&salt, &path, Table::Device(&running.pages), granules, &mut self.allocator);
         self.snapshots.push((salt, path));
     }
 

@@ -33,6 +33,7 @@ pub(crate) fn options() -> EngineOptions {
         chunk_interval_tokens: 200,
         speculation: SpeculationOptions { mode: SpecMode::Off, ..SpeculationOptions::default() },
         prefix_cache: true,
+        disk_cache: None,
         snapshot_interval_tokens: 300,
     }
 }

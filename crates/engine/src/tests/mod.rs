@@ -2,6 +2,7 @@ mod answers;
 mod caching;
 #[allow(dead_code, reason = "the tests on real devices use it too")]
 mod client;
+mod disk;
 mod distribution;
 mod drafts;
 mod faults;

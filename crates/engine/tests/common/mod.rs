@@ -127,6 +127,7 @@ impl Setup {
                 ..SpeculationOptions::default()
             },
             prefix_cache: self.prefix_cache,
+            disk_cache: None,
             snapshot_interval_tokens: 256,
         }
     }
