@@ -8,9 +8,7 @@ use cudarc::driver::{DriverError, result, sys};
 use qwill_device::DeviceError;
 
 use crate::driver::{Driver, Memory};
-
-/// Largest distance of rows that the driver copies in one call, on every card so far.
-const MOST_PITCH_BYTES: u64 = i32::MAX as u64;
+use crate::host_memory::HostMemory;
 
 /// A point in a stream's work.
 #[derive(Debug)]
@@ -170,60 +168,6 @@ impl Lanes {
     }
 }
 
-/// Page-locked memory, given back when dropped.
-#[derive(Debug)]
-pub(crate) struct HostMemory {
-    lanes: Arc<Lanes>,
-    start: *mut u8,
-    bytes: usize,
-}
-// SAFETY: the memory is this value's own; what it lends follows the rules of references.
-unsafe impl Send for HostMemory {}
-// SAFETY: as above.
-unsafe impl Sync for HostMemory {}
-
-impl HostMemory {
-    /// Contents are unspecified.
-    pub(crate) fn new(driver: &Arc<Driver>, lanes: &Arc<Lanes>, bytes: usize) -> Result<Self, DeviceError> {
-        let make = || -> Result<*mut u8, DriverError> {
-            driver.bind()?;
-            // SAFETY: the context is current.
-            Ok(unsafe { result::malloc_host(bytes.max(1), 0) }?.cast())
-        };
-        let fail =
-            |error| driver.failed("host_store", format!("page-locking {bytes} bytes of memory: {error}"));
-        let start = make().map_err(fail)?;
-        driver.counters().allocations.add();
-        Ok(Self { lanes: Arc::clone(lanes), start, bytes })
-    }
-
-    /// Some of the bytes, which must lie within and must not be written by a copy.
-    pub(crate) fn get(&self, offset: usize, bytes: usize) -> Option<&[u8]> {
-        (offset.checked_add(bytes)? <= self.bytes).then(|| {
-            // SAFETY: within the allocation, whose pages the system zeroed: every byte has a value.
-            unsafe { std::slice::from_raw_parts(self.start.add(offset), bytes) }
-        })
-    }
-
-    /// Some of the bytes, which must lie within and must not be part of a copy.
-    pub(crate) fn get_mut(&mut self, offset: usize, bytes: usize) -> Option<&mut [u8]> {
-        (offset.checked_add(bytes)? <= self.bytes).then(|| {
-            // SAFETY: as above, and borrowed by nobody else.
-            unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), bytes) }
-        })
-    }
-}
-
-impl Drop for HostMemory {
-    fn drop(&mut self) {
-        self.lanes.settle();
-        // SAFETY: allocated in `new`, released once, after the last copy.
-        unsafe {
-            let _ = result::free_host(self.start.cast());
-        }
-    }
-}
-
 /// Where a copy's rows are.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Side<'a> {
@@ -231,7 +175,7 @@ pub(crate) enum Side<'a> {
     Host(&'a HostMemory),
 }
 
-/// Rows of bytes, each `pitch` bytes after the one before.
+/// Rows of bytes, each `pitch` bytes after the one before: a multiple of their width.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows<'a> {
     pub(crate) side: Side<'a>,
@@ -239,22 +183,22 @@ pub(crate) struct Rows<'a> {
     pub(crate) pitch: u64,
 }
 
-impl Rows<'_> {
-    fn only(self, row: u64, width: u64) -> Self {
-        Self { offset: self.offset + row * self.pitch, pitch: width, ..self }
+impl Side<'_> {
+    fn kind(self) -> sys::CUmemorytype {
+        match self {
+            Self::Device(_) => sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            Self::Host(_) => sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+        }
     }
+}
 
+impl Rows<'_> {
     /// The first row's address; fails unless all rows lie within.
     fn address(&self, op: &'static str, width: u64, rows: u64) -> Result<u64, DeviceError> {
         let bytes = (rows - 1).saturating_mul(self.pitch).saturating_add(width);
         match self.side {
             Side::Device(memory) => memory.range(op, self.offset, bytes as usize),
-            Side::Host(memory) => {
-                let fits = self.offset.saturating_add(bytes) <= memory.bytes as u64;
-                let reason = || format!("bytes {}+{bytes} of {} page-locked ones", self.offset, memory.bytes);
-                let address = memory.start as u64 + self.offset;
-                fits.then_some(address).ok_or_else(|| DeviceError::shape(op, reason()))
-            }
+            Side::Host(memory) => memory.address(op, self.offset, bytes),
         }
     }
 }
@@ -272,39 +216,45 @@ impl Driver {
         if width == 0 || rows == 0 {
             return Ok(());
         }
-        if rows > 1 && from.pitch.max(to.pitch) > MOST_PITCH_BYTES {
-            return (0..rows).try_for_each(|row| {
-                self.copy_rows(op, stream, (from.only(row, width), to.only(row, width)), width, 1)
-            });
-        }
-        let kind = |side| match side {
-            Side::Device(_) => sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-            Side::Host(_) => sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-        };
         let (source, target) = (from.address(op, width, rows)?, to.address(op, width, rows)?);
-        let copy = sys::CUDA_MEMCPY2D {
+        // Rows as slices of a single row each: how far slices are apart has no limit, where the pitch of rows has one.
+        let height = |all: Rows<'_>| (all.pitch / width) as usize;
+        if !from.pitch.is_multiple_of(width) || !to.pitch.is_multiple_of(width) {
+            let reason = format!("rows of {width} bytes, {} and {} apart", from.pitch, to.pitch);
+            return Err(DeviceError::shape(op, reason));
+        }
+        let copy = sys::CUDA_MEMCPY3D {
             srcXInBytes: 0,
             srcY: 0,
-            srcMemoryType: kind(from.side),
+            srcZ: 0,
+            srcLOD: 0,
+            srcMemoryType: from.side.kind(),
             srcHost: source as *const _,
             srcDevice: source,
             srcArray: std::ptr::null_mut(),
-            srcPitch: from.pitch as usize,
+            reserved0: std::ptr::null_mut(),
+            srcPitch: width as usize,
+            srcHeight: height(from),
             dstXInBytes: 0,
             dstY: 0,
-            dstMemoryType: kind(to.side),
+            dstZ: 0,
+            dstLOD: 0,
+            dstMemoryType: to.side.kind(),
             dstHost: target as *mut _,
             dstDevice: target,
             dstArray: std::ptr::null_mut(),
-            dstPitch: to.pitch as usize,
+            reserved1: std::ptr::null_mut(),
+            dstPitch: width as usize,
+            dstHeight: height(to),
             WidthInBytes: width as usize,
-            Height: rows as usize,
+            Height: 1,
+            Depth: rows as usize,
         };
         let enqueue = || -> Result<(), DriverError> {
             self.bind()?;
             // SAFETY: both ranges were checked. Their owners wait for the lanes before they give memory back, and the
             // device orders everything else that uses the ranges.
-            unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream) }.result()
+            unsafe { sys::cuMemcpy3DAsync_v2(&raw const copy, stream) }.result()
         };
         enqueue().map_err(|error| self.failed(op, error))
     }

@@ -14,6 +14,7 @@ mod device;
 mod driver;
 mod error;
 mod graph;
+mod host_memory;
 mod launch;
 mod nvml;
 mod nvrtc;

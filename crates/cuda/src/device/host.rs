@@ -10,8 +10,9 @@ use std::sync::Arc;
 use qwill_device::{Batch, CacheSpec, DeviceError};
 
 use super::{Check, CudaCache, CudaDevice};
-use crate::copies::{Event, HostMemory, Lanes, Rows, Side};
+use crate::copies::{Event, Lanes, Rows, Side};
 use crate::driver::{Driver, Memory};
+use crate::host_memory::HostMemory;
 
 /// Page-locked memory for pages and states; see [`qwill_device::Device::host_store`].
 #[derive(Debug)]
