@@ -19,6 +19,10 @@ use crate::prefix::{Place, Table};
 /// Snapshots that wait to be saved; beyond that the oldest is given up.
 const MOST_WAITING: usize = 64;
 
+/// Snapshots that a server that is to end still saves: those of its last conversations. A second each, where they are
+/// long and of the 27B.
+const MOST_SAVED_AT_THE_END: usize = 8;
+
 /// Blobs of one prompt that are being read at a time: enough that the disk always has work.
 const MOST_READING: usize = 8;
 
@@ -110,8 +114,8 @@ impl<M: StepModel> Engine<M> {
         if self.load.state() == EngineState::Draining
             && let Some(tier) = &mut self.disk
         {
-            tier.waiting.clear();
-            tier.saving = None;
+            let too_many = tier.waiting.len().saturating_sub(MOST_SAVED_AT_THE_END);
+            tier.waiting.drain(..too_many);
         }
         match self.save_piece() {
             Ok(true) => return Ok(true),

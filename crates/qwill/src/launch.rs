@@ -2,16 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use qwill_contract::EngineHandle;
+use qwill_cpu::fast::Isa;
 use qwill_cuda::{CudaDevice, CudaGauge};
 use qwill_device::{Device, DeviceError, WeightFormat};
 use qwill_engine::speculation::{SpecMode, SpeculationOptions};
-use qwill_engine::{EngineOptions, EngineThread};
+use qwill_engine::{DiskCacheOptions, EngineOptions, EngineThread};
 use qwill_model::{Model, ModelError, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
+use sha2::{Digest, Sha256};
 
-use crate::args::{DeviceArgs, MemoryArgs, ModelArgs, NumericsArgs, RandomArgs, SpeculationArgs, Switch};
+use crate::args::{
+    DeviceArgs, DiskCacheArgs, MemoryArgs, ModelArgs, NumericsArgs, RandomArgs, SpeculationArgs, Switch,
+};
 use crate::device::{Chosen, OpenDevice};
 use crate::failure::Hinted;
 use crate::fault::{Fault, Faulty};
@@ -33,6 +37,8 @@ pub(crate) struct Launch {
     pub(crate) speculation: SpeculationOptions,
     prefix_cache: bool,
     snapshot_interval_tokens: usize,
+    /// Where snapshots outlive the process.
+    pub(crate) disk: Option<DiskCacheOptions>,
     /// When preparing began.
     pub(crate) started: Instant,
 }
@@ -65,6 +71,7 @@ impl Launch {
             speculation,
             prefix_cache,
             snapshot_interval_tokens,
+            disk: None,
             started,
         })
     }
@@ -81,6 +88,38 @@ impl Launch {
             Some(table) => format!("{numerics} synthetic-acceptance={table}"),
             None => numerics,
         }
+    }
+
+    /// Keeps snapshots on disk as the flags say.
+    pub(crate) fn with_disk_cache(mut self, arguments: &DiskCacheArgs) -> Result<Self> {
+        let Some(directory) = &arguments.disk_cache else { return Ok(self) };
+        if self.planned.memory.host.is_none() || !self.prefix_cache {
+            let hint = "give --host-cache room for some snapshots, or leave --disk-cache out";
+            return Err(Hinted::error("--disk-cache needs a host cache, and there is none", hint));
+        }
+        let (directory, limit_bytes) = (directory.clone(), arguments.disk_cache_size.0);
+        self.disk = Some(DiskCacheOptions { directory, limit_bytes, identity: self.identity()? });
+        Ok(self)
+    }
+
+    /// A digest of everything that decides the bits of a stored page or state beside its tokens.
+    fn identity(&self) -> Result<[u8; 32]> {
+        let model = match &self.source.origin {
+            ModelSource::Embedded => b"embedded".to_vec(),
+            ModelSource::Random { geometry, seed } => format!("{geometry:?} {seed}").into_bytes(),
+            ModelSource::Directory(directory) => {
+                let identity = self.source.checkpoint.identity();
+                identity.with_context(|| format!("looking at the files of {}", directory.display()))?
+            }
+        };
+        let isa = match &self.chosen.device {
+            OpenDevice::Cpu(..) => Isa::best().to_string(),
+            OpenDevice::Cuda(_) => String::new(),
+        };
+        let numerics = self.chosen.numerics(self.body_format());
+        let (quantize, boundary) = (self.quantize, self.source.turn_start);
+        let how = format!("{} {numerics} {isa} {quantize:?} {boundary:?}\n", crate::VERSION);
+        Ok(Sha256::new().chain_update(how).chain_update(model).finalize().into())
     }
 
     /// A look at the GPU's memory while the model runs.
@@ -104,6 +143,7 @@ impl Launch {
             speculation: self.speculation.clone(),
             prefix_cache: self.prefix_cache,
             snapshot_interval_tokens: self.snapshot_interval_tokens,
+            disk_cache: self.disk.clone(),
             ..EngineOptions::sized_by(memory)
         };
         if fault.is_some() {

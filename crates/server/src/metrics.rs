@@ -134,10 +134,12 @@ fn show_cache(cache: &CacheLoad) {
     ] {
         gauge!(name).set(gauge.load(Ordering::Relaxed) as f64);
     }
+    gauge!("qwill_prefix_cache_disk_bytes").set(cache.disk_bytes.load(Ordering::Relaxed) as f64);
     for (name, counter) in [
         ("qwill_prefix_cache_hits_total", &cache.hits),
         ("qwill_prefix_cache_evictions_total", &cache.evictions),
         ("qwill_prefix_cache_settled_tokens_total", &cache.settled_tokens),
+        ("qwill_prefix_cache_disk_loads_total", &cache.disk_loads),
     ] {
         counter!(name).absolute(counter.load(Ordering::Relaxed));
     }
@@ -181,6 +183,11 @@ fn describe() {
         "Granules of host memory in use, by pages and states"
     );
     describe_gauge!("qwill_prefix_cache_granules_total", "Granules of host memory in all");
+    describe_counter!(
+        "qwill_prefix_cache_disk_loads_total",
+        "Requests whose prompts' beginnings were read from disk"
+    );
+    describe_gauge!("qwill_prefix_cache_disk_bytes", "Bytes of the prefix cache's files on disk");
     describe_gauge!("qwill_requests_running", "Sequences admitted and not ended");
     describe_gauge!("qwill_requests_waiting", "Requests accepted and not admitted");
     describe_gauge!("qwill_queue_capacity", "Requests that may wait");

@@ -95,6 +95,15 @@ impl Checkpoint {
         Self { cache, ..self }
     }
 
+    /// What tells a directory's checkpoint from others, and from itself after a change: its configuration, and names,
+    /// lengths and times of its weights. `None` for others, or where that cannot be told.
+    pub fn identity(&self) -> Option<Vec<u8>> {
+        match &self.source {
+            Source::Files { files, .. } => files.identity(),
+            Source::Random(_) => None,
+        }
+    }
+
     /// What `config.json` and `generation_config.json` say.
     pub fn config(&self) -> &ModelConfig {
         &self.config

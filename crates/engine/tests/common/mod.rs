@@ -13,7 +13,7 @@ use qwill_cpu::{CpuDevice, ReferenceDevice};
 use qwill_cuda::{CudaDevice, CudaOptions};
 use qwill_device::{Activations, Device, DeviceError, KvType, StateType};
 use qwill_engine::speculation::{MAX_DRAFTS, SpecMode, SpeculationOptions};
-use qwill_engine::{DEFAULT_MAX_STALL, EngineError, EngineOptions, EngineThread, start};
+use qwill_engine::{DEFAULT_MAX_STALL, DiskCacheOptions, EngineError, EngineOptions, EngineThread, start};
 use qwill_model::{Model, ModelOptions};
 use qwill_weights::{Checkpoint, Quantize};
 use serde_json::Value;
@@ -137,7 +137,16 @@ impl Setup {
         self,
         device: impl FnOnce() -> Result<D, DeviceError> + Send + 'static,
     ) -> (EngineHandle, EngineThread) {
-        let options = self.engine_options();
+        self.start_with_disk(None, device)
+    }
+
+    /// The same with a disk.
+    pub(crate) fn start_with_disk<D: Device>(
+        self,
+        disk_cache: Option<DiskCacheOptions>,
+        device: impl FnOnce() -> Result<D, DeviceError> + Send + 'static,
+    ) -> (EngineHandle, EngineThread) {
+        let options = EngineOptions { disk_cache, ..self.engine_options() };
         let model_options = ModelOptions {
             quantize: self.quantize,
             kv_type: self.kv_type,

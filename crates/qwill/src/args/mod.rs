@@ -19,7 +19,7 @@ pub(crate) use choices::{
 };
 pub(crate) use device::{DeviceArgs, DeviceChoice};
 pub(crate) use doctor::DoctorArgs;
-pub(crate) use model::{MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
+pub(crate) use model::{DiskCacheArgs, MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
 pub(crate) use serving::{ListenArgs, LogArgs, SamplingArgs};
 pub(crate) use speculation::SpeculationArgs;
 pub(crate) use values::ByteCount;
@@ -94,6 +94,8 @@ pub(crate) struct ServeArgs {
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArgs,
+    #[command(flatten)]
+    pub(crate) disk: DiskCacheArgs,
     #[command(flatten)]
     pub(crate) listen: ListenArgs,
     #[command(flatten)]

@@ -109,3 +109,15 @@ impl MemoryArgs {
         }
     }
 }
+
+/// `--disk-cache` and its size.
+#[derive(Debug, Args)]
+pub(crate) struct DiskCacheArgs {
+    /// Keep beginnings of prompts that were computed before in this directory too, so that they survive a restart; one
+    /// server uses it at a time
+    #[arg(long, value_name = "DIR", env = env::DISK_CACHE, help_heading = "Memory")]
+    pub(crate) disk_cache: Option<PathBuf>,
+    /// Bytes of its files at most; those not used for longest go
+    #[arg(long, value_name = "BYTES", default_value = "32GiB", env = env::DISK_CACHE_SIZE, help_heading = "Memory")]
+    pub(crate) disk_cache_size: ByteCount,
+}

@@ -38,7 +38,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     }
 
     let ServeArgs { model, random, device, numerics, memory, speculation, .. } = arguments;
-    let launch = Launch::prepare(model, Some(random), device, numerics, memory, speculation)?;
+    let launch = Launch::prepare(model, Some(random), device, numerics, memory, speculation)?
+        .with_disk_cache(&arguments.disk)?;
     let with_screen = arguments.log.log_format == LogFormat::Text;
     if with_screen {
         print!("{}", screen::opening(&launch));
