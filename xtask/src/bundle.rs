@@ -60,16 +60,22 @@ pub fn run(architecture: &str, archive: bool) -> Result<()> {
     for (package, kind, name) in BINARIES {
         let binary = folder.join(name);
         build::strip(&build::executable(&arguments(package, kind, name), name, &[])?, &binary)?;
-        // To a third; the script unpacks it.
-        build::run(Command::new("xz").args(["-9", "--force"]).arg(&binary), "xz (xz-utils)")?;
+        compress(&binary)?;
     }
     for name in GOLDEN {
-        fs::copy(root.join("golden").join(name), folder.join("golden").join(name)).context(name)?;
+        let copy = folder.join("golden").join(name);
+        fs::copy(root.join("golden").join(name), &copy).context(name)?;
+        compress(&copy)?;
     }
     fs::write(folder.join("run.sh"), RUN_SCRIPT).context("run.sh")?;
     compile(architecture, &folder);
     report(&folder)?;
     if archive { pack(&root) } else { Ok(()) }
+}
+
+/// Programs to a third, golden data to two thirds; the script unpacks them.
+fn compress(file: &Path) -> Result<()> {
+    build::run(Command::new("xz").args(["-9", "--force"]).arg(file), "xz (xz-utils)")
 }
 
 /// Cargo's, for a target. The model is that of the tree on the other machine, so the binary has none.
