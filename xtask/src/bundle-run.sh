@@ -7,7 +7,8 @@
 #   machine     what is known and measured of the GPU, and a kernel cache with faults
 #   large       offsets beyond 2^31 (tens of GB of memory)
 #   golden      the tiny model against recorded outputs: trunk, MTP, perplexity
-#   one-answer  the same answer alone, in company, in other slices and with drafts, bit for bit; a soak
+#   one-answer  the same answer alone, in company, in other slices, with drafts and from the prefix cache, bit
+#               for bit; a soak
 #   serve       the binary over HTTP: answers, memory against its plan, a kernel that fails, too little memory
 #   speed       step times of the 27B geometry with random weights in 24 GiB, also in steps.json
 #   sanitize    memcheck and racecheck on the suite at small shapes; QWILL_SUITE_CASES chooses among its ops
@@ -51,8 +52,8 @@ step() {
         large) "$here/large" --nocapture --test-threads 1 ;;
         golden) "$here/trunk" --nocapture gpu && "$here/mtp" --nocapture gpu && "$here/perplexity" --nocapture gpu ;;
         one-answer)
-            for program in one_answer equality soak; do
-                "$here/$program" --nocapture --test-threads 1 gpu
+            for program in "$here/one_answer" "$here/equality" "$here/prefix_cache" "$here/soak"; do
+                "$program" --nocapture --test-threads 1 gpu
             done ;;
         serve) QWILL_BINARY="$here/qwill" "$here/binary" --nocapture --test-threads 1 gpu:: ;;
         speed) "$here/qwill" bench steps --random 27b --device cuda --gpu-memory 24GiB --json "$here/steps.json" ;;

@@ -16,7 +16,7 @@ const BUNDLE: &str = ".bundle";
 const MOST_BYTES: u64 = 30 << 20;
 
 /// What is built: package, kind of target, its name.
-const BINARIES: [(&str, &str, &str); 12] = [
+const BINARIES: [(&str, &str, &str); 13] = [
     ("qwill-cuda", "--test", "suite"),
     ("qwill-cuda", "--test", "large"),
     ("qwill-cuda", "--test", "machine"),
@@ -26,6 +26,7 @@ const BINARIES: [(&str, &str, &str); 12] = [
     ("qwill-model", "--test", "perplexity"),
     ("qwill-engine", "--test", "one_answer"),
     ("qwill-engine", "--test", "equality"),
+    ("qwill-engine", "--test", "prefix_cache"),
     ("qwill-engine", "--test", "soak"),
     ("qwill", "--test", "binary"),
     ("qwill", "--bin", "qwill"),
