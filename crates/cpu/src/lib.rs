@@ -1,6 +1,8 @@
 //! [`qwill_device::Device`] on the CPU, twice: [`ReferenceDevice`], plain loops that define what every op means,
 //! and [`CpuDevice`], packed weights, SIMD and threads.
 
+#[macro_use]
+mod cache_ops;
 pub mod fast;
 mod host;
 mod memory;
