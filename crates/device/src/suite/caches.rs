@@ -138,21 +138,23 @@ fn check_one<D: Device>(device: &mut D, random: &mut Random, spec: &CacheSpec) -
 }
 
 pub(super) fn caches<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
-    for geometry in &bench.options.geometries.clone() {
-        for (kv_type, state_type) in
-            KvType::ALL.into_iter().zip([StateType::F16, StateType::F32].into_iter().cycle())
-        {
-            let spec = small_spec(geometry, kv_type, state_type);
-            let describe = |failure: Failure| failure.within(&format!("{spec:?}"));
-            check_one(bench.reference, &mut bench.random, &spec).map_err(describe)?;
-            check_one(bench.device, &mut bench.random, &spec).map_err(describe)?;
-            bench.runs += 1;
-        }
+    for spec in small_specs(&bench.options.geometries) {
+        let describe = |failure: Failure| failure.within(&format!("{spec:?}"));
+        check_one(bench.reference, &mut bench.random, &spec).map_err(describe)?;
+        check_one(bench.device, &mut bench.random, &spec).map_err(describe)?;
+        bench.runs += 1;
     }
     Ok(())
 }
 
-pub(super) fn small_spec(geometry: &Geometry, kv_type: KvType, state_type: StateType) -> CacheSpec {
+/// Caches of every geometry with every type of keys and values, and one of states with each.
+pub(super) fn small_specs(geometries: &[Geometry]) -> Vec<CacheSpec> {
+    let types = || KvType::ALL.into_iter().zip([StateType::F16, StateType::F32].into_iter().cycle());
+    let of = |one| types().map(move |(kv_type, state_type)| small_spec(one, kv_type, state_type));
+    geometries.iter().flat_map(of).collect()
+}
+
+fn small_spec(geometry: &Geometry, kv_type: KvType, state_type: StateType) -> CacheSpec {
     CacheSpec {
         kv_layers: 2,
         attention: geometry.attention,

@@ -1,10 +1,10 @@
 //! Pages and states on their way to host memory and back: the same bits, and nothing waits or is touched that must not
 //! be.
 
-use super::caches::{Expected, fill, random_page, random_state, small_spec};
+use super::caches::{Expected, fill, random_page, random_state, small_specs};
 use super::{Bench, Failure, Random};
 use crate::batch::CONV_RING;
-use crate::{CacheSpec, Device, GdnState, KvPage, KvType, StateType};
+use crate::{CacheSpec, Device, GdnState, KvPage};
 
 /// States in the store at once.
 const STATES: usize = 2;
@@ -231,16 +231,11 @@ fn check_one<D: Device>(device: &mut D, random: &mut Random, spec: &CacheSpec) -
 }
 
 pub(super) fn host_store<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
-    for geometry in &bench.options.geometries.clone() {
-        for (kv_type, state_type) in
-            KvType::ALL.into_iter().zip([StateType::F16, StateType::F32].into_iter().cycle())
-        {
-            let spec = small_spec(geometry, kv_type, state_type);
-            let describe = |failure: Failure| failure.within(&format!("{spec:?}"));
-            check_one(bench.reference, &mut bench.random, &spec).map_err(describe)?;
-            check_one(bench.device, &mut bench.random, &spec).map_err(describe)?;
-            bench.runs += 1;
-        }
+    for spec in small_specs(&bench.options.geometries) {
+        let describe = |failure: Failure| failure.within(&format!("{spec:?}"));
+        check_one(bench.reference, &mut bench.random, &spec).map_err(describe)?;
+        check_one(bench.device, &mut bench.random, &spec).map_err(describe)?;
+        bench.runs += 1;
     }
     Ok(())
 }
