@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use qwill_cuda::{CudaBuffer, CudaCache, CudaDevice, CudaHostStore, CudaMatrix, CudaOptions};
 use qwill_device::matrix::MatrixElements;
+use qwill_device::plan::cache_spec;
 use qwill_device::{CacheSpec, Device, Geometry, KvType, MatrixData, Precision, StateType};
 
 type Failure = Box<dyn std::error::Error>;
@@ -24,28 +25,15 @@ fn main() -> Result<(), Failure> {
     let mut device = CudaDevice::new(&CudaOptions::from_environment())?;
     println!("{name} on {}", device.facts().name);
     for (kv_type, state_type) in [(KvType::Bf16, StateType::F16), (KvType::Int8, StateType::F32)] {
-        let spec = spec(&geometry, kv_type, state_type, PAGES + 1);
+        let spec = cache_spec(&geometry, (kv_type, state_type), PAGES + 1, STATES);
         Bench::new(&mut device, &spec)?.print()?;
     }
-    let spec = spec(&geometry, KvType::Bf16, StateType::F16, MANY_PAGES);
+    let spec = cache_spec(&geometry, (KvType::Bf16, StateType::F16), MANY_PAGES, STATES);
     if spec.bytes() < device.facts().memory_bytes {
         println!("{MANY_PAGES} pages:");
         Bench::new(&mut device, &spec)?.print_pages()?;
     }
     Ok(())
-}
-
-fn spec(geometry: &Geometry, kv_type: KvType, state_type: StateType, pages: usize) -> CacheSpec {
-    CacheSpec {
-        kv_layers: geometry.kv_layers(),
-        attention: geometry.attention,
-        kv_type,
-        pages,
-        gdn_layers: geometry.gdn_layers(),
-        gdn: geometry.gdn,
-        state_type,
-        slots: 8,
-    }
 }
 
 /// A model's caches, its host store, and work to do meanwhile.

@@ -239,16 +239,23 @@ pub fn gdn_units(shape: &GdnShape, state_type: StateType) -> Result<[UnitBuild; 
     Ok([GDN, GDN_CHUNKS].map(|unit| UnitBuild { unit, defines: defines.clone() }))
 }
 
-/// The units of an attention and a GDN shape; an error where the kernels cannot take one.
-pub(crate) fn cache_units(
+/// The units of an attention and a GDN shape with KV and states of the given types; an error where the kernels cannot take
+/// one.
+pub(crate) fn shape_units(
     attention: &AttentionShape,
-    kv_type: KvType,
+    kv_types: &[KvType],
     gdn: &GdnShape,
-    state_type: StateType,
+    state_types: &[StateType],
 ) -> Result<Vec<UnitBuild>, String> {
-    let AttentionUnits { around, rows, prompt } = attention_units(attention, kv_type)?;
-    let attention = [around, rows].into_iter().chain(prompt);
-    Ok(attention.chain(gdn_units(gdn, state_type)?).collect())
+    let mut units = Vec::new();
+    for kv_type in kv_types {
+        let AttentionUnits { around, rows, prompt } = attention_units(attention, *kv_type)?;
+        units.extend([around, rows].into_iter().chain(prompt));
+    }
+    for state_type in state_types {
+        units.extend(gdn_units(gdn, *state_type)?);
+    }
+    Ok(units)
 }
 
 /// The units that need no geometry; see [`UnitBuild::is_for`].
@@ -263,13 +270,7 @@ pub fn units_of(
     state_types: &[StateType],
 ) -> Result<Vec<UnitBuild>, String> {
     let mut units = fixed_units();
-    for kv_type in kv_types {
-        let AttentionUnits { around, rows, prompt } = attention_units(&geometry.attention, *kv_type)?;
-        units.extend([around, rows].into_iter().chain(prompt));
-    }
-    for state_type in state_types {
-        units.extend(gdn_units(&geometry.gdn, *state_type)?);
-    }
+    units.extend(shape_units(&geometry.attention, kv_types, &geometry.gdn, state_types)?);
     Ok(units)
 }
 

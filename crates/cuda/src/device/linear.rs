@@ -322,8 +322,8 @@ impl CudaDevice {
     ) -> Result<usize, DeviceError> {
         let Some(first) = parts.first() else { return Ok(0) };
         let all_outputs = parts.iter().map(|part| part.rows()).sum();
-        let arranged = x.arranged.filter(|_| PromptKernels::takes(first.format()));
-        let choice = self.kernels.linear.choose(first.format(), all_outputs, rows, arranged.is_some());
+        let choice = self.kernels.linear.choose(first.format(), all_outputs, rows, x.arranged.is_some());
+        let arranged = x.arranged.filter(|_| matches!(choice, Choice::Prompt(..)));
         let (mut outputs, mut blocks) = (0, 0);
         let mut params = [PartParams::default(); MAX_PARTS];
         for (part, params) in parts.iter().zip(&mut params) {

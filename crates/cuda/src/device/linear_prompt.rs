@@ -60,12 +60,7 @@ impl PromptKernels {
         })
     }
 
-    /// Whether there is a kernel for matrices of the format.
-    pub(super) fn takes(format: WeightFormat) -> bool {
-        matches!(format, WeightFormat::Int4 | WeightFormat::Int8 | WeightFormat::Bf16)
-    }
-
-    /// The kernel for a number of rows, and the tokens of its blocks.
+    /// The kernel for matrices of a format and a number of rows, if there is one, and the tokens of its blocks.
     pub(super) fn of(&self, format: WeightFormat, rows: usize) -> Option<(&Function, usize)> {
         let [short, long] = match format {
             WeightFormat::Int4 => &self.int4,
@@ -93,8 +88,9 @@ impl CudaDevice {
         parts: &[&CudaMatrix],
     ) -> Result<Input, DeviceError> {
         let wanted = self.phase == Phase::Prefill && x.indices == 0;
-        let part = parts.iter().find(|part| wanted && PromptKernels::takes(part.format()));
-        let (Some(kernels), Some(part)) = (&self.kernels.linear.prompt, part) else { return Ok(x) };
+        let Some(kernels) = self.kernels.linear.prompt.as_ref().filter(|_| wanted) else { return Ok(x) };
+        let mut taken = parts.iter().filter(|part| kernels.of(part.format(), rows).is_some());
+        let Some(part) = taken.next() else { return Ok(x) };
         let groups = part.cols().div_ceil(GROUP);
         let bytes = bytes_of(rows, part.cols());
         let address = self.arranged.at_least(&self.driver, bytes)?.address();

@@ -338,7 +338,7 @@ impl Device for CudaDevice {
     }
 
     fn cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
-        let builds = unit::cache_units(&spec.attention, spec.kv_type, &spec.gdn, spec.state_type);
+        let builds = unit::shape_units(&spec.attention, &[spec.kv_type], &spec.gdn, &[spec.state_type]);
         self.store.prepare(&builds.map_err(|reason| DeviceError::shape("cache", reason))?, self.driver.sm());
         CudaCache::new(&self.driver, &self.store, self.transfers.lanes(), spec)
     }
