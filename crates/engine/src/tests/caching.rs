@@ -2,36 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
-use qwill_contract::{CacheLoad, CancelFlag, FinishReason, Request, SamplingParams};
+use qwill_contract::{CacheLoad, FinishReason, Request};
 
-use super::client::{Client, Outcome, request};
-use super::harness::{BOUNDARY, Bench, conversation, options};
+use super::client::{Client, Outcome};
+use super::harness::{Bench, ask, asking, conversation, message, options};
 use super::puppet::Fault;
 use crate::EngineOptions;
-
-fn asking(prompt: &[u32], max_tokens: usize) -> Request {
-    let sampling =
-        SamplingParams { ignore_eos: true, max_tokens, logprobs: Some(1), ..SamplingParams::default() };
-    request(prompt, sampling)
-}
-
-/// Asks, and checks the answer against that of an engine that remembers nothing.
-fn ask(bench: &mut Bench, request: &Request) -> Outcome {
-    let fresh = |request: &Request| Request { cancel: CancelFlag::default(), ..request.clone() };
-    let outcome = bench.ask(fresh(request));
-    let cold = Bench::answer(&options(), fresh(request));
-    assert!(outcome.same_answer(&cold), "{outcome:?} instead of {cold:?}");
-    assert!(!outcome.failed());
-    outcome
-}
 
 fn misses(bench: &Bench) -> Vec<(&'static str, u64)> {
     let counts = bench.handle.load().cache.misses.iter().map(|count| count.load(Ordering::Relaxed));
     CacheLoad::MISS_REASONS.into_iter().zip(counts).filter(|(_, count)| *count > 0).collect()
-}
-
-fn message(tokens: usize, token: u32) -> Vec<u32> {
-    [vec![BOUNDARY], vec![token; tokens - 1]].concat()
 }
 
 #[test]

@@ -5,10 +5,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
-use qwill_contract::{CancelFlag, Request, SamplingParams};
+use qwill_contract::Request;
 
-use super::client::{Outcome, request};
-use super::harness::{BOUNDARY, Bench, any_request, conversation, options};
+use super::harness::{Bench, any_request, ask, asking, conversation, message, options};
 use crate::disk::{DiskCache, DiskCacheOptions};
 use crate::{DiskCacheError, EngineOptions};
 
@@ -26,27 +25,8 @@ fn start(directory: &Path, granules: usize, limit_bytes: u64) -> Bench {
     bench
 }
 
-fn asking(prompt: &[u32], max_tokens: usize) -> Request {
-    let sampling =
-        SamplingParams { ignore_eos: true, max_tokens, logprobs: Some(1), ..SamplingParams::default() };
-    request(prompt, sampling)
-}
-
-/// Asks, and checks the answer against that of an engine that remembers nothing.
-fn ask(bench: &mut Bench, request: &Request) -> Outcome {
-    let fresh = |request: &Request| Request { cancel: CancelFlag::default(), ..request.clone() };
-    let outcome = bench.ask(fresh(request));
-    let cold = Bench::answer(&options(), fresh(request));
-    assert!(outcome.same_answer(&cold), "{outcome:?} instead of {cold:?}");
-    outcome
-}
-
 fn loads(bench: &Bench) -> u64 {
     bench.handle.load().cache.disk_loads.load(Ordering::Relaxed)
-}
-
-fn message(tokens: usize, token: u32) -> Vec<u32> {
-    [vec![BOUNDARY], vec![token; tokens - 1]].concat()
 }
 
 #[test]

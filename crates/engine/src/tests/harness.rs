@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use qwill_contract::{EngineHandle, EngineInbox, Request, SamplingParams, engine_channel};
+use qwill_contract::{CancelFlag, EngineHandle, EngineInbox, Request, SamplingParams, engine_channel};
 
 use super::client::{Client, Outcome, assert_idle, request};
 use super::puppet::{Fault, GRANULE_BYTES, Puppet};
@@ -92,6 +92,11 @@ pub(crate) fn any_request() -> impl Strategy<Value = Request> {
     })
 }
 
+/// A message of so many tokens, one and the same after its first.
+pub(crate) fn message(tokens: usize, token: u32) -> Vec<u32> {
+    [vec![BOUNDARY], vec![token; tokens - 1]].concat()
+}
+
 /// An engine that the test drives step by step.
 pub(crate) struct Bench {
     pub(crate) engine: Engine<Puppet>,
@@ -158,4 +163,21 @@ impl Bench {
         let usage = engine.cache.usage();
         assert_eq!((usage.granules_used, usage.snapshots, usage.tokens), (0, 0, 0));
     }
+}
+
+/// Greedy, with log-probabilities, to the length.
+pub(crate) fn asking(prompt: &[u32], max_tokens: usize) -> Request {
+    let sampling =
+        SamplingParams { ignore_eos: true, max_tokens, logprobs: Some(1), ..SamplingParams::default() };
+    request(prompt, sampling)
+}
+
+/// Asks, and checks the answer against that of an engine that remembers nothing.
+pub(crate) fn ask(bench: &mut Bench, request: &Request) -> Outcome {
+    let fresh = |request: &Request| Request { cancel: CancelFlag::default(), ..request.clone() };
+    let outcome = bench.ask(fresh(request));
+    let cold = Bench::answer(&options(), fresh(request));
+    assert!(outcome.same_answer(&cold), "{outcome:?} instead of {cold:?}");
+    assert!(!outcome.failed());
+    outcome
 }
