@@ -187,8 +187,11 @@ impl<M: StepModel> Engine<M> {
     /// Lets an arrival wait for what is on disk of its prompt, if that is more than is in memory; else gives it back.
     pub(crate) fn load_first(&mut self, need: Need, arrival: Arrival) -> Option<Arrival> {
         let path = &arrival.path;
+        if self.disk.is_none() || !path.may_hit {
+            return Some(arrival);
+        }
         let from = self.look_up(path).hit.map_or(0, |hit| hit.position);
-        let Some(tier) = self.disk.as_mut().filter(|_| path.may_hit) else { return Some(arrival) };
+        let Some(tier) = &mut self.disk else { return Some(arrival) };
         let within = |end: &usize| *end > from && *end < path.tokens.len();
         let ends: Vec<usize> = path.chunk_ends.iter().copied().filter(within).collect();
         let keys = PathKeys::new(path.salt.as_deref(), &path.tokens, &ends);

@@ -40,7 +40,7 @@ pub(crate) fn sample_rows<'a>(
 fn sample_row<'a>(live: &'a Live, draw: Draw, seen: &'a [(u32, u32)], vocab_limit: usize) -> SampleRow<'a> {
     let sequence = live.sequence(draw.key.choice);
     let SamplingParams { temperature, top_p, top_k, min_p, logprobs, .. } = live.request.sampling;
-    let may_not_stop = sequence.generated + draw.drafts < live.rule.min_tokens;
+    let may_not_stop = sequence.generated() + draw.drafts < live.rule.min_tokens;
     SampleRow {
         logits_row: draw.logits_row,
         temperature,

@@ -106,8 +106,6 @@ pub(crate) struct Sequence {
     pub(crate) drafts: Vec<u32>,
     /// From the first token on, where anything drafts.
     pub(crate) drafter: Option<Drafter>,
-    /// Number of tokens drawn.
-    pub(crate) generated: usize,
     /// The tokens drawn.
     pub(crate) output: Vec<u32>,
     /// For penalties; stays empty where no penalty is asked for.
@@ -131,7 +129,6 @@ impl Sequence {
             pending: Vec::new(),
             drafts: Vec::new(),
             drafter: None,
-            generated: 0,
             output: Vec::new(),
             seen,
             seed: sampling.seed.wrapping_add(choice as u64),
@@ -151,7 +148,7 @@ impl Sequence {
     /// ring; what could be drawn after the last token that may be generated is of no use, and its row has no page.
     pub(crate) fn max_round_rows(&self, rule: &EndRule) -> usize {
         let ring_room = if self.ring_len == RING_TOKENS { RING_TOKENS } else { RING_TOKENS - self.ring_len };
-        let tokens_left = rule.new_tokens.saturating_sub(self.generated);
+        let tokens_left = rule.new_tokens.saturating_sub(self.generated());
         MAX_ROUND_ROWS.min(ring_room).min(tokens_left)
     }
 
@@ -196,7 +193,6 @@ impl Sequence {
             let message = format!("the model drew token {token}, the vocabulary has {}", rule.vocab_limit);
             return Some(FinishReason::Error { message });
         }
-        self.generated += 1;
         self.output.push(token);
         if self.counts_tokens {
             self.seen.generated(token);
@@ -206,7 +202,12 @@ impl Sequence {
         if rule.stop_ids.binary_search(&token).is_ok() {
             return Some(FinishReason::Stop { token });
         }
-        (self.generated >= rule.new_tokens).then_some(FinishReason::Length)
+        (self.generated() >= rule.new_tokens).then_some(FinishReason::Length)
+    }
+
+    /// Number of tokens drawn.
+    pub(crate) fn generated(&self) -> usize {
+        self.output.len()
     }
 
     /// Absolute position of the token to be drawn after the pending one and `drafts` drafts.
@@ -257,7 +258,7 @@ mod tests {
             sequence.drafts = drafts.to_vec();
             let end = sequence.accept(drawn, &rule);
             assert!(sequence.drafts.is_empty());
-            (sequence.position, sequence.ring_len, sequence.generated, sequence.pending, end)
+            (sequence.position, sequence.ring_len, sequence.generated(), sequence.pending, end)
         };
         assert_eq!(accepted(&[], &[7], rule()), (4, 1, 2, vec![7], None));
         assert_eq!(accepted(&[8, 9], &[7, 5, 5], rule()), (4, 1, 2, vec![7], None));

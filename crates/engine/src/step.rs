@@ -243,9 +243,9 @@ impl<M: StepModel> Engine<M> {
         let drafted = sequence.drafts.len();
         let mut tokens: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
         let right = sequence.drafts.iter().zip(&tokens).take_while(|(draft, token)| draft == token).count();
-        let before = sequence.generated;
+        let before = sequence.generated();
         let end = sequence.accept(&tokens, &live.rule);
-        tokens.truncate(sequence.generated - before);
+        tokens.truncate(sequence.generated() - before);
         match &mut sequence.drafter {
             Some(drafter) => {
                 let accepted = right.min(tokens.len());

@@ -163,19 +163,21 @@ impl PrefixCache {
 
     /// Whether a snapshot is there after exactly these tokens.
     pub(crate) fn contains(&self, salt: &Salt, tokens: &[u32]) -> bool {
-        let Some(root) = self.tree.root(salt) else { return false };
-        let Walk { path, matched, inside } = self.tree.walk(root, tokens);
-        let last = path.last().map(|key| self.tree.node(*key));
-        matched == tokens.len() && inside.is_none() && last.is_some_and(|node| node.snapshot.is_some())
+        self.snapshot_after(salt, tokens).is_some()
     }
 
     /// Where the state after exactly these tokens and the pages before it are, if it is there.
     pub(crate) fn places(&self, salt: &Salt, tokens: &[u32]) -> Option<(&[u32], Vec<Place>)> {
-        let Walk { path, matched, inside } = self.tree.walk(self.tree.root(salt)?, tokens);
-        let key = path.last().copied().filter(|_| matched == tokens.len() && inside.is_none())?;
-        let snapshot = self.tree.node(key).snapshot.as_ref()?;
+        let (key, snapshot) = self.snapshot_after(salt, tokens)?;
         let places = self.tree.page_table(key).into_iter().map(|page| self.pages.place(page));
         Some((&snapshot.granules, places.collect()))
+    }
+
+    /// The snapshot after exactly these tokens, and its node.
+    fn snapshot_after(&self, salt: &Salt, tokens: &[u32]) -> Option<(NodeKey, &Snapshot)> {
+        let Walk { path, matched, inside } = self.tree.walk(self.tree.root(salt)?, tokens);
+        let key = path.last().copied().filter(|_| matched == tokens.len() && inside.is_none())?;
+        Some((key, self.tree.node(key).snapshot.as_ref()?))
     }
 
     pub(crate) fn usage(&self) -> CacheUsage {

@@ -56,7 +56,7 @@ fn generate<D: Device>(device: &mut D, top_k: usize, top_p: f32, drafts: usize) 
     let mut sequences: Vec<Sequence> = (0..SEQUENCES as u64).map(sequence).collect();
     let mut texts = vec![Vec::new(); SEQUENCES];
     let mut accepted = 0;
-    while sequences.iter().any(|sequence| sequence.generated < TOKENS) {
+    while sequences.iter().any(|sequence| sequence.generated() < TOKENS) {
         let mut rows = Vec::new();
         for sequence in &mut sequences {
             let most = sequence.max_round_rows(&rule);
@@ -80,11 +80,11 @@ fn generate<D: Device>(device: &mut D, top_k: usize, top_p: f32, drafts: usize) 
         }
         let mut drawn = device.sample(&logits, &rows).unwrap().into_iter().map(|sampled| sampled.token);
         for (sequence, text) in sequences.iter_mut().zip(&mut texts) {
-            let rows = if sequence.generated < TOKENS { sequence.drafts.len() + 1 } else { 0 };
+            let rows = if sequence.generated() < TOKENS { sequence.drafts.len() + 1 } else { 0 };
             let drawn: Vec<u32> = drawn.by_ref().take(rows).collect();
-            let before = sequence.generated;
+            let before = sequence.generated();
             sequence.accept(&drawn, &rule);
-            let taken = sequence.generated - before;
+            let taken = sequence.generated() - before;
             accepted += taken.saturating_sub(1);
             text.extend(&drawn[..taken]);
         }

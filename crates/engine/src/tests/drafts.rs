@@ -73,7 +73,7 @@ fn put_drafts(bench: &mut Bench, answers: &BTreeMap<SequenceKey, Vec<u32>>, draf
             continue;
         };
         if let Some(sequence) = &mut live.sequences[key.choice] {
-            sequence.drafts = drafter.draft(answer, sequence.generated, dice + key.choice);
+            sequence.drafts = drafter.draft(answer, sequence.generated(), dice + key.choice);
         }
     }
 }
