@@ -147,3 +147,57 @@ impl Batch {
         }
     }
 }
+
+/// Rows of one kind for measurements: every sequence in its own slot with its own pages.
+pub fn round_batch(sequences: usize, rows: usize, context_tokens: usize, ring_len: usize) -> Batch {
+    let pages = (context_tokens + rows).div_ceil(PAGE_TOKENS);
+    let span = |index: usize| Span {
+        first_row: index * rows,
+        rows,
+        position: context_tokens,
+        slot: index,
+        ring_len,
+        first_page: index * pages,
+    };
+    Batch {
+        phase: Phase::Rows,
+        tokens: varied_tokens(sequences * rows),
+        spans: (0..sequences).map(span).collect(),
+        page_table: (0..(sequences * pages) as u32).collect(),
+        chunks: Vec::new(),
+    }
+}
+
+/// A whole prompt of one sequence in one step, for measurements.
+pub fn prompt_batch(tokens: usize) -> Batch {
+    let chunk = |first_row| Chunk { span: 0, first_row, rows: CHUNK_TOKENS.min(tokens - first_row) };
+    Batch {
+        phase: Phase::Prefill,
+        tokens: varied_tokens(tokens),
+        spans: vec![Span { first_row: 0, rows: tokens, position: 0, slot: 0, ring_len: 0, first_page: 0 }],
+        page_table: (0..tokens.div_ceil(PAGE_TOKENS) as u32).collect(),
+        chunks: (0..tokens).step_by(CHUNK_TOKENS).map(chunk).collect(),
+    }
+}
+
+/// Ids that every vocabulary of the family has, few of them twice in a row.
+fn varied_tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|n| n * 37 % 8000).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_for_measurements_are_valid() {
+        for (sequences, rows) in [(1, 1), (1, 16), (64, 1), (3, 4)] {
+            let batch = round_batch(sequences, rows, 512, 8);
+            assert_eq!(batch.check(), Ok(()));
+            assert_eq!(batch.rows(), sequences * rows);
+        }
+        for tokens in [1, 63, 64, 65, 2048] {
+            assert_eq!(prompt_batch(tokens).check(), Ok(()));
+        }
+    }
+}

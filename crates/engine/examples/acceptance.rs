@@ -18,9 +18,10 @@ use std::fmt::Write as _;
 use common::prompts::{copying, prompts};
 use common::{VOCAB, fast, golden, text};
 use qwill_cpu::CpuDevice;
+use qwill_device::batch::{prompt_batch, round_batch};
 use qwill_device::{Activations, KvType, RING_TOKENS, SampleRow, StateType};
 use qwill_engine::speculation::{LookupIndex, MAX_DRAFTS};
-use qwill_model::{Model, ModelOptions, MtpHidden, prompt_batch, round_batch};
+use qwill_model::{Model, ModelOptions, MtpHidden};
 use qwill_weights::{Checkpoint, Quantize};
 
 /// Length of the MTP chain.

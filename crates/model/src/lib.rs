@@ -16,7 +16,7 @@ mod record;
 mod weights;
 mod workspace;
 
-pub use cost::{Arithmetic, OpCost, StoredAs, prompt_batch, round_batch, step_costs};
+pub use cost::{Arithmetic, OpCost, StoredAs, step_costs};
 pub use error::ModelError;
 pub use load::{LoadProgress, ModelOptions};
 pub use mtp::MtpHidden;

@@ -9,8 +9,8 @@ use super::rows::{
 };
 use super::weights::{FORMATS, HostMatrix};
 use super::{Bench, Failure, OpRun, Part, Random};
-use crate::batch::{CHUNK_TOKENS, PAGE_TOKENS};
-use crate::{Batch, Chunk, Device, Phase, Span};
+use crate::batch::{prompt_batch, round_batch};
+use crate::{Batch, Device, Phase};
 
 #[derive(Debug, Clone)]
 enum Kind {
@@ -35,27 +35,10 @@ struct LinearRun {
 
 /// A step of so many rows: one prompt, or a sequence for every row.
 fn step_of(phase: Phase, rows: usize) -> Batch {
-    let span = |first_row, rows, first_page| Span {
-        first_row,
-        rows,
-        position: 0,
-        slot: first_row,
-        ring_len: 0,
-        first_page,
-    };
-    let (spans, chunks): (Vec<Span>, Vec<Chunk>) = match phase {
-        Phase::Rows => ((0..rows).map(|row| span(row, 1, row)).collect(), Vec::new()),
-        Phase::Prefill => {
-            let starts = (0..rows).step_by(CHUNK_TOKENS);
-            let chunk = |first_row| Chunk { span: 0, first_row, rows: CHUNK_TOKENS.min(rows - first_row) };
-            (vec![span(0, rows, 0)], starts.map(chunk).collect())
-        }
-    };
-    let pages = match phase {
-        Phase::Rows => rows,
-        Phase::Prefill => rows.div_ceil(PAGE_TOKENS),
-    };
-    Batch { phase, tokens: vec![0; rows], spans, page_table: (0..pages as u32).collect(), chunks }
+    match phase {
+        Phase::Rows => round_batch(rows, 1, 0, 0),
+        Phase::Prefill => prompt_batch(rows),
+    }
 }
 
 impl LinearRun {

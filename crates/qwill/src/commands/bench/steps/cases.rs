@@ -1,7 +1,7 @@
 //! Which steps are measured.
 
+use qwill_device::batch::{prompt_batch, round_batch};
 use qwill_device::{Batch, Phase};
-use qwill_model::{prompt_batch, round_batch};
 
 /// Ring entries of every sequence in a round: a ring is between empty and full, on average half.
 const RING_LEN: usize = 15;
