@@ -7,15 +7,34 @@ use std::time::Instant;
 use crate::BenchError;
 use crate::client::{Client, Connection};
 use crate::measure::Observer;
-use crate::request::{Dialect, stream};
+use crate::request::{Asking, stream};
 use crate::sample::Sample;
+use crate::talk::{Said, Talk};
 
 /// A row's requests, ready to be sent.
 pub(crate) struct Load {
-    pub(crate) dialect: Dialect,
+    pub(crate) asking: Asking,
     pub(crate) concurrency: usize,
-    /// One JSON text a request.
-    pub(crate) bodies: Vec<String>,
+    pub(crate) output_tokens: usize,
+    pub(crate) exact_output: bool,
+    /// In their order. Those of one conversation are its turns.
+    pub(crate) questions: Vec<Question>,
+}
+
+/// A request.
+pub(crate) struct Question {
+    /// What was said before, and will have been.
+    pub(crate) talk: Arc<Talk>,
+    /// Which of the conversation's questions it is, counted from 0.
+    pub(crate) turn: usize,
+    pub(crate) text: String,
+}
+
+impl Question {
+    /// One that is alone.
+    pub(crate) fn alone(text: String) -> Self {
+        Self { talk: Arc::default(), turn: 0, text }
+    }
 }
 
 /// What a row's requests left.
@@ -42,7 +61,7 @@ pub(crate) async fn run(
     load: Load,
     observer: &Arc<dyn Observer>,
 ) -> Result<Outcome, BenchError> {
-    let streams = load.concurrency.min(load.bodies.len());
+    let streams = load.concurrency.min(load.questions.len());
     let mut connections = Vec::with_capacity(streams);
     for _ in 0..streams {
         connections.push(client.connect().await?);
@@ -58,7 +77,7 @@ pub(crate) async fn run(
         .into_iter()
         .map(|connection| tokio::spawn(work(Arc::clone(&shared), connection)))
         .collect();
-    let mut samples = Vec::with_capacity(shared.load.bodies.len());
+    let mut samples = Vec::with_capacity(shared.load.questions.len());
     for worker in workers {
         let done =
             worker.await.map_err(|error| BenchError::Settings(format!("a stream ended early: {error}")))?;
@@ -75,9 +94,14 @@ async fn work(shared: Arc<Shared>, connection: Connection) -> Vec<Sample> {
     let mut samples = Vec::new();
     loop {
         let index = shared.next.fetch_add(1, Ordering::Relaxed);
-        let Some(body) = shared.load.bodies.get(index) else { return samples };
-        let mut sample = ask(&shared, &mut connection, body.clone()).await;
-        sample.index = index;
+        let Some(question) = shared.load.questions.get(index) else { return samples };
+        let mut said = question.talk.turn().await;
+        said.push(Said::by_user(&question.text));
+        let Load { asking, output_tokens, exact_output, .. } = &shared.load;
+        let body = asking.body(&said, *output_tokens, *exact_output).to_string();
+        let mut sample = ask(&shared, &mut connection, body).await;
+        said.push(Said::by_model(std::mem::take(&mut sample.answer)));
+        (sample.index, sample.turn) = (index, question.turn);
         shared.observer.request_ended(&sample);
         samples.push(sample);
     }
@@ -100,7 +124,7 @@ async fn ask(shared: &Shared, connection: &mut Option<Connection>, body: String)
             }
         },
     };
-    let sample = stream(&shared.client, open, shared.load.dialect, body, shared.began).await;
+    let sample = stream(&shared.client, open, shared.load.asking.dialect, body, shared.began).await;
     if !sample.is_ok() {
         // What is left of a failed answer must not be read as the next one's.
         *connection = None;

@@ -10,17 +10,21 @@ use crate::calibrate::{Counter, Words};
 use crate::client::Client;
 use crate::date;
 use crate::endpoint::Endpoint;
-use crate::load::{self, Load};
+use crate::load::{self, Load, Question};
 use crate::prompts;
 use crate::protocol::{Overrides, Prompts, Protocol, Row};
 use crate::report::{Conditions, Report, RowReport};
 use crate::request::{Asking, Dialect};
 use crate::sample::Sample;
 use crate::server::{self, DraftCounters, ServerFacts};
+use crate::talk::Talk;
 
 /// Warming up, as the reference protocol does it: requests of 256 prompt and 256 generated tokens, eight at once.
 const WARM_UP_TOKENS: usize = 256;
 const WARM_UP_CONCURRENCY: usize = 8;
+
+/// Words of a question that follows another one, or a long common text.
+const FEW_WORDS: usize = 20;
 
 /// Stream of draws for calibration; the rows' requests count up from 0.
 const CALIBRATION_STREAM: u64 = u64::MAX;
@@ -174,35 +178,76 @@ impl<'a> Session<'a> {
 
     /// The row's requests. `number` marks chats, so that no row repeats another's.
     async fn load(&mut self, row: &Row, number: u64) -> Result<Load, BenchError> {
-        let texts = match row.prompts {
+        let questions = match row.prompts {
             Prompts::Chats => {
-                (0..row.requests).map(|index| prompts::chat(self.options.seed, number, index)).collect()
+                let text = |index| prompts::chat(self.options.seed, number, index);
+                (0..row.requests).map(text).map(Question::alone).collect()
             }
-            Prompts::RandomTokens(tokens) => self.random_texts(row.requests, tokens).await?,
+            Prompts::RandomTokens(tokens) => {
+                self.random_texts(row.requests, tokens).await?.into_iter().map(Question::alone).collect()
+            }
+            Prompts::SharedTokens(tokens) => self.sharing(row.requests, tokens).await?,
+            Prompts::Talks { talks, tokens } => self.talks(row.requests, talks, tokens).await?,
         };
-        let body = |text: &String| self.asking.body(text, row.output_tokens, row.exact_output).to_string();
         Ok(Load {
-            dialect: self.asking.dialect,
+            asking: self.asking.clone(),
             concurrency: row.concurrency,
-            bodies: texts.iter().map(body).collect(),
+            output_tokens: row.output_tokens,
+            exact_output: row.exact_output,
+            questions,
         })
     }
 
-    async fn random_texts(&mut self, count: usize, tokens: usize) -> Result<Vec<String>, BenchError> {
-        let mut counter = ServerCounter { client: &self.client, asking: &self.asking };
-        let words = if let Some(words) = self.words.take() {
-            words
-        } else {
-            self.observer.stage("composing prompts", 0);
-            Words::find(&mut counter).await?
+    /// Questions with a long beginning in common, which nobody has asked before.
+    async fn sharing(&mut self, requests: usize, tokens: usize) -> Result<Vec<Question>, BenchError> {
+        let beginning = self.random_texts(1, tokens).await?.pop().unwrap_or_default();
+        let ends = self.few_words(requests).await?;
+        Ok(ends.into_iter().map(|end| Question::alone(format!("{beginning}\n{end}"))).collect())
+    }
+
+    /// Questions of conversations, all their first ones first.
+    async fn talks(
+        &mut self,
+        requests: usize,
+        talks: usize,
+        tokens: usize,
+    ) -> Result<Vec<Question>, BenchError> {
+        let first = self.random_texts(talks, tokens).await?;
+        let following = self.few_words(requests.saturating_sub(talks)).await?;
+        let talks: Vec<Arc<Talk>> = first.iter().map(|_| Arc::default()).collect();
+        let question = |(index, text): (usize, String)| Question {
+            talk: Arc::clone(&talks[index % talks.len()]),
+            turn: index / talks.len(),
+            text,
         };
-        let seed = self.options.seed;
-        let length = words.count_for(&mut counter, tokens, seed, CALIBRATION_STREAM).await?;
+        Ok(first.into_iter().chain(following).take(requests).enumerate().map(question).collect())
+    }
+
+    async fn random_texts(&mut self, count: usize, tokens: usize) -> Result<Vec<String>, BenchError> {
+        let words = self.find_words().await?;
+        let mut counter = ServerCounter { client: &self.client, asking: &self.asking };
+        let length = words.count_for(&mut counter, tokens, self.options.seed, CALIBRATION_STREAM).await?;
+        Ok(self.draw(&words, count, length))
+    }
+
+    async fn few_words(&mut self, count: usize) -> Result<Vec<String>, BenchError> {
+        let words = self.find_words().await?;
+        Ok(self.draw(&words, count, FEW_WORDS))
+    }
+
+    fn draw(&mut self, words: &Words, count: usize, length: usize) -> Vec<String> {
         let first = self.drawn;
         self.drawn += count as u64;
-        let texts = (first..self.drawn).map(|stream| words.draw(seed, stream, length)).collect();
-        self.words = Some(words);
-        Ok(texts)
+        (first..self.drawn).map(|stream| words.draw(self.options.seed, stream, length)).collect()
+    }
+
+    async fn find_words(&mut self) -> Result<Words, BenchError> {
+        if let Some(words) = &self.words {
+            return Ok(words.clone());
+        }
+        self.observer.stage("composing prompts", 0);
+        let mut counter = ServerCounter { client: &self.client, asking: &self.asking };
+        Ok(self.words.insert(Words::find(&mut counter).await?).clone())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::measure::server_line;
-use crate::protocol::{Prompts, Protocol};
+use crate::protocol::Protocol;
 use crate::report::{Report, RowReport};
 use crate::svg::{Bar, BarChart, Figure, LineChart, Panel, Series};
 use crate::table;
@@ -78,7 +78,7 @@ fn first_token(cohort: &[&RowReport]) -> LineChart {
 fn over_length(rows: &[&RowReport], value: fn(&RowReport) -> Option<f64>) -> Vec<Series> {
     let mut curves: BTreeMap<usize, Vec<(f64, f64)>> = BTreeMap::new();
     for row in rows {
-        if let (Prompts::RandomTokens(tokens), Some(value)) = (row.row.prompts, value(row)) {
+        if let (Some(tokens), Some(value)) = (row.row.prompts.tokens(), value(row)) {
             curves.entry(row.row.concurrency).or_default().push((tokens as f64, value));
         }
     }
@@ -130,6 +130,7 @@ fn bars(rows: &[&RowReport]) -> BarChart {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Prompts;
     use crate::protocol::Row;
     use crate::report::tests::report_of;
     use crate::sample::Sample;

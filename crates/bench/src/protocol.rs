@@ -19,6 +19,9 @@ pub enum Protocol {
     Prefill,
     /// One prompt of 100,000 tokens with 256 generated ones; four of 60,000 at once with 1,024.
     Long,
+    /// What comes back: one and eight conversations in turn about 24,000 tokens each, three questions a conversation; 64
+    /// prompts of 5,800 tokens at once, first each of its own, then all with the same beginning.
+    Reuse,
 }
 
 /// One row: what is asked, how often, and how much of it at once.
@@ -46,6 +49,16 @@ pub enum Prompts {
     Chats,
     /// Random words, so many tokens exactly.
     RandomTokens(usize),
+    /// Random words, so many tokens exactly, the same in every request, and a few of its own.
+    SharedTokens(usize),
+    /// Conversations that take turns, each about so many random tokens of its own: its first question holds them, the
+    /// following ones, and the answers before, come behind.
+    Talks {
+        /// How many.
+        talks: usize,
+        /// Tokens of the first question.
+        tokens: usize,
+    },
 }
 
 /// Changes to the protocols' numbers.
@@ -55,9 +68,9 @@ pub struct Overrides {
     pub concurrency: Vec<usize>,
     /// Requests of each row.
     pub requests: Option<usize>,
-    /// Prompt lengths of batch, prefill and long rows; empty: the protocol's.
+    /// Prompt lengths of batch, prefill, long and reuse rows; empty: the protocol's.
     pub prompt_tokens: Vec<usize>,
-    /// Answer lengths of cohort (at most), batch and long rows (exactly).
+    /// Answer lengths of cohort (at most), batch, long and reuse rows (exactly).
     pub output_tokens: Option<usize>,
 }
 
@@ -81,6 +94,13 @@ const PREFILL: [Shape; 12] = [
     (102_400, 1, 2, 1),
 ];
 const LONG: [Shape; 2] = [(100_000, 1, 1, 256), (60_000, 4, 4, 1_024)];
+/// Conversations that take turns, tokens of their first questions, questions of each.
+const TALKS: [usize; 2] = [1, 8];
+const TALK_TOKENS: usize = 24_000;
+const TALK_TURNS: usize = 3;
+/// Prompts with and without a common beginning.
+const SHARED: Shape = (5_800, 64, 64, 16);
+const TALK_OUTPUT_TOKENS: usize = 32;
 const COHORT_CONCURRENCY: [usize; 4] = [1, 2, 4, 8];
 const COHORT_REQUESTS: usize = 8;
 const COHORT_OUTPUT_TOKENS: usize = 1_024;
@@ -93,6 +113,7 @@ impl Protocol {
             Self::Batch => "batch",
             Self::Prefill => "prefill",
             Self::Long => "long",
+            Self::Reuse => "reuse",
         }
     }
 
@@ -106,6 +127,7 @@ impl Protocol {
                 self.shaped(&PREFILL, &one_token)
             }
             Self::Long => self.shaped(&LONG, overrides),
+            Self::Reuse => self.reuse(overrides),
         };
         let short = rows.iter().filter(|row| row.requests < row.concurrency);
         match short.max_by_key(|row| row.concurrency) {
@@ -120,26 +142,51 @@ impl Protocol {
         }
     }
 
-    fn shaped(self, shapes: &[Shape], overrides: &Overrides) -> Vec<Row> {
-        let mut rows = Vec::new();
-        for shape in with_lengths(shapes, &overrides.prompt_tokens) {
-            for (prompt_tokens, concurrency, requests, output_tokens) in with_concurrency(shape, overrides) {
-                let row = Row {
-                    protocol: self,
-                    prompts: Prompts::RandomTokens(prompt_tokens),
-                    concurrency,
-                    requests: overrides.requests.unwrap_or(requests.max(concurrency)),
-                    output_tokens: overrides.output_tokens.unwrap_or(output_tokens),
-                    exact_output: true,
-                };
-                // Shapes that differ in an overridden number alone have become one.
-                if !rows.contains(&row) {
-                    rows.push(row);
-                }
-            }
-        }
-        rows
+    /// Conversations by `concurrency` of the overrides, but in turn; the other rows as they are shaped.
+    fn reuse(self, overrides: &Overrides) -> Vec<Row> {
+        let talks = if overrides.concurrency.is_empty() { &TALKS[..] } else { &overrides.concurrency };
+        let lengths =
+            if overrides.prompt_tokens.is_empty() { &[TALK_TOKENS][..] } else { &overrides.prompt_tokens };
+        let talk = |&tokens: &usize| {
+            talks.iter().map(move |&talks| Row {
+                protocol: self,
+                prompts: Prompts::Talks { talks, tokens },
+                concurrency: 1,
+                requests: overrides.requests.unwrap_or(talks * TALK_TURNS),
+                output_tokens: overrides.output_tokens.unwrap_or(TALK_OUTPUT_TOKENS),
+                exact_output: true,
+            })
+        };
+        let at_once = self.shaped(&[SHARED], overrides).into_iter().flat_map(|row| {
+            let shared = row.prompts.shared();
+            [row.clone(), Row { prompts: shared, ..row }]
+        });
+        once_each(lengths.iter().flat_map(talk).chain(at_once))
     }
+
+    fn shaped(self, shapes: &[Shape], overrides: &Overrides) -> Vec<Row> {
+        let shapes = with_lengths(shapes, &overrides.prompt_tokens).into_iter();
+        let rows = shapes.flat_map(|shape| with_concurrency(shape, overrides));
+        once_each(rows.map(|(prompt_tokens, concurrency, requests, output_tokens)| Row {
+            protocol: self,
+            prompts: Prompts::RandomTokens(prompt_tokens),
+            concurrency,
+            requests: overrides.requests.unwrap_or(requests.max(concurrency)),
+            output_tokens: overrides.output_tokens.unwrap_or(output_tokens),
+            exact_output: true,
+        }))
+    }
+}
+
+/// Rows that differ in an overridden number alone have become one.
+fn once_each(rows: impl Iterator<Item = Row>) -> Vec<Row> {
+    let mut each = Vec::new();
+    for row in rows {
+        if !each.contains(&row) {
+            each.push(row);
+        }
+    }
+    each
 }
 
 impl Row {
@@ -148,6 +195,33 @@ impl Row {
         match self.prompts {
             Prompts::Chats => None,
             Prompts::RandomTokens(tokens) => Some(tokens + self.output_tokens),
+            Prompts::SharedTokens(tokens) => Some(tokens + OWN_TOKENS + self.output_tokens),
+            Prompts::Talks { talks, tokens } => {
+                Some(tokens + self.requests.div_ceil(talks) * (OWN_TOKENS + self.output_tokens))
+            }
+        }
+    }
+}
+
+/// What a question of a few words takes at most, with what a chat puts around it and the answer before.
+const OWN_TOKENS: usize = 64;
+
+impl Prompts {
+    /// The same, but with a common beginning.
+    fn shared(self) -> Self {
+        match self {
+            Self::RandomTokens(tokens) => Self::SharedTokens(tokens),
+            other => other,
+        }
+    }
+
+    /// Length of what is drawn for them, tokens.
+    pub(crate) fn tokens(self) -> Option<usize> {
+        match self {
+            Self::Chats => None,
+            Self::RandomTokens(tokens) | Self::SharedTokens(tokens) | Self::Talks { tokens, .. } => {
+                Some(tokens)
+            }
         }
     }
 }
@@ -199,7 +273,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: [Protocol; 4] = [Protocol::Cohort, Protocol::Batch, Protocol::Prefill, Protocol::Long];
+    const ALL: [Protocol; 5] =
+        [Protocol::Cohort, Protocol::Batch, Protocol::Prefill, Protocol::Long, Protocol::Reuse];
 
     fn shapes(protocol: Protocol, overrides: &Overrides) -> Vec<(usize, usize, usize, usize)> {
         let rows = protocol.rows(overrides).unwrap();
@@ -217,6 +292,22 @@ mod tests {
         assert_eq!(shapes(Protocol::Batch, &none), BATCH);
         assert_eq!(shapes(Protocol::Prefill, &none), PREFILL);
         assert_eq!(shapes(Protocol::Long, &none), LONG);
+    }
+
+    #[test]
+    fn reuse_is_in_turn_and_then_at_once() {
+        let rows = Protocol::Reuse.rows(&Overrides::default()).unwrap();
+        let prompts: Vec<Prompts> = rows.iter().map(|row| row.prompts).collect();
+        let talks = |talks| Prompts::Talks { talks, tokens: TALK_TOKENS };
+        let (own, shared) = (Prompts::RandomTokens(5_800), Prompts::SharedTokens(5_800));
+        assert_eq!(prompts, [talks(1), talks(8), own, shared]);
+        let at_once: Vec<_> = rows.iter().map(|row| (row.concurrency, row.requests)).collect();
+        assert_eq!(at_once, [(1, 3), (1, 24), (64, 64), (64, 64)]);
+        let small = Overrides { concurrency: vec![2], prompt_tokens: vec![100], ..Overrides::default() };
+        let rows = Protocol::Reuse.rows(&small).unwrap();
+        assert_eq!(rows[0].prompts, Prompts::Talks { talks: 2, tokens: 100 });
+        assert_eq!((rows[1].concurrency, rows[1].context_tokens()), (2, Some(116)));
+        assert_eq!(rows.len(), 3);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::protocol::{Overrides, Prompts, Protocol, Row};
 use crate::request::Dialect;
+use crate::reuse::Reuse;
 use crate::sample::Sample;
 use crate::server::{Abilities, ServerFacts};
 use crate::stats::Summary;
@@ -97,6 +98,8 @@ pub struct RowReport {
     pub output_tokens_per_s: Option<f64>,
     /// All prompt tokens over the wall clock.
     pub prompt_tokens_per_s: Option<f64>,
+    /// What came back, in rows of the protocol for it.
+    pub reuse: Option<Reuse>,
     /// Every request.
     pub samples: Vec<Sample>,
 }
@@ -144,6 +147,7 @@ impl RowReport {
             tokens_per_round: None,
             output_tokens_per_s: rate(|sample| sample.completion_tokens),
             prompt_tokens_per_s: rate(|sample| sample.prompt_tokens),
+            reuse: Reuse::new(row, &samples),
             samples: Vec::new(),
         };
         report.notes = notes(&report, abilities);
@@ -161,7 +165,7 @@ impl RowReport {
 fn decode_rate(row: &Row, per_token_ms: &Summary) -> Option<f64> {
     let typical_ms = match row.protocol {
         Protocol::Cohort => per_token_ms.mean,
-        Protocol::Batch | Protocol::Prefill | Protocol::Long => per_token_ms.p50,
+        Protocol::Batch | Protocol::Prefill | Protocol::Long | Protocol::Reuse => per_token_ms.p50,
     };
     (typical_ms > 0.0).then(|| row.concurrency as f64 * 1e3 / typical_ms)
 }

@@ -12,6 +12,7 @@ use crate::client::{Client, Connection, next_bytes, read_all, refusal};
 use crate::events::Events;
 use crate::sample::Sample;
 use crate::server::Abilities;
+use crate::talk::{self, Said};
 
 /// Which of the API's two ways of asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -42,10 +43,7 @@ impl Dialect {
 
     /// The prompt's field, for a text that a user says.
     pub(crate) fn prompt(self, text: &str) -> (&'static str, Value) {
-        match self {
-            Self::Chat => ("messages", json!([{"role": "user", "content": text}])),
-            Self::Completions => ("prompt", json!(text)),
-        }
+        talk::prompt(self, &[Said::by_user(text)])
     }
 }
 
@@ -62,10 +60,10 @@ pub(crate) struct Asking {
 impl Asking {
     /// The body of a streamed request. `exactly`: the answer shall have `tokens` tokens, as far as the server can be
     /// told to; otherwise that is the most.
-    pub(crate) fn body(&self, text: &str, tokens: usize, exactly: bool) -> Value {
+    pub(crate) fn body(&self, said: &[Said], tokens: usize, exactly: bool) -> Value {
         let mut body = Map::new();
         body.insert("model".into(), json!(self.model));
-        let (field, prompt) = self.dialect.prompt(text);
+        let (field, prompt) = talk::prompt(self.dialect, said);
         body.insert(field.into(), prompt);
         body.insert("max_tokens".into(), json!(tokens));
         if let Some(temperature) = self.temperature {
@@ -147,6 +145,9 @@ fn take_chunk(data: &str, arrived_us: u64, sample: &mut Sample) -> Result<bool, 
     let choice = &chunk["choices"][0];
     if has_text(choice) {
         sample.chunk_us.push(arrived_us);
+        sample
+            .answer
+            .extend([&choice["text"], &choice["delta"]["content"]].into_iter().filter_map(Value::as_str));
     }
     if let Some(reason) = choice["finish_reason"].as_str() {
         sample.finish_us = Some(arrived_us);
@@ -159,6 +160,7 @@ fn take_chunk(data: &str, arrived_us: u64, sample: &mut Sample) -> Result<bool, 
         return Ok(false);
     };
     (sample.prompt_tokens, sample.completion_tokens) = (prompt, completion);
+    sample.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
     Ok(true)
 }
 
@@ -196,9 +198,11 @@ mod tests {
             json!({"choices": [{"delta": {"reasoning_content": "hm", "reasoning": "hm"}}]}),
             json!({"choices": [{"delta": {"content": "yes"}}]}),
             json!({"choices": [{"delta": {}, "finish_reason": "stop"}]}),
-            json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}),
+            json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3,
+                   "prompt_tokens_details": {"cached_tokens": 8}}}),
         ]);
         assert!(has_usage);
+        assert_eq!((sample.cached_tokens, sample.answer.as_str()), (Some(8), "yes"));
         assert_eq!(sample.chunk_us, [10, 20]);
         assert_eq!((sample.finish_us, sample.finish_reason.as_deref()), (Some(30), Some("stop")));
         assert_eq!((sample.prompt_tokens, sample.completion_tokens), (9, 3));
@@ -232,13 +236,14 @@ mod tests {
             temperature: Some(0.0),
             abilities: Abilities { ignore_eos: true, ..Abilities::default() },
         };
-        let body = asking.body("hi", 7, true);
+        let said = [Said::by_user("hi")];
+        let body = asking.body(&said, 7, true);
         assert_eq!(body["messages"][0], json!({"role": "user", "content": "hi"}));
         assert_eq!((&body["max_tokens"], &body["ignore_eos"]), (&json!(7), &json!(true)));
         assert!(body.get("min_tokens").is_none());
         assert_eq!(body["stream_options"]["include_usage"], true);
         asking.dialect = Dialect::Completions;
-        let body = asking.body("hi", 7, false);
+        let body = asking.body(&said, 7, false);
         assert_eq!(body["prompt"], "hi");
         assert!(body.get("ignore_eos").is_none() && body.get("messages").is_none());
     }

@@ -17,8 +17,15 @@ pub struct Sample {
     pub end_us: u64,
     /// Prompt tokens by the server's count.
     pub prompt_tokens: u64,
+    /// Prompt tokens that the server did not compute anew, where it says so.
+    pub cached_tokens: Option<u64>,
     /// Generated tokens by the server's count.
     pub completion_tokens: u64,
+    /// Which question of its conversation it was, counted from 0.
+    pub turn: usize,
+    /// The text, without thinking: conversations send it back.
+    #[serde(skip)]
+    pub answer: String,
     /// Why generation ended: `stop`, `length`.
     pub finish_reason: Option<String>,
     /// Why the request failed. A failed request takes part in no figure but the count of failures and the wall

@@ -58,16 +58,61 @@ const PREFILL: [Columns; 4] = [
         heading: "",
         names: &["", "prompt", "C", "n"],
         cells: |row| {
-            let tokens = match row.row.prompts {
-                Prompts::RandomTokens(tokens) => tokens.to_string(),
-                Prompts::Chats => NONE.to_owned(),
-            };
+            let tokens = row.row.prompts.tokens().map_or(NONE.to_owned(), |tokens| tokens.to_string());
             let protocol = row.row.protocol.name().to_owned();
             vec![protocol, tokens, row.row.concurrency.to_string(), requests(row)]
         },
     },
     FIRST_TOKEN,
     Columns { heading: "", names: &["prompt tokens/s"], cells: |row| vec![figure(row.prompt_tokens_per_s)] },
+    WALL,
+];
+
+/// Rows that come back to what was said.
+const REUSE: [Columns; 5] = [
+    Columns {
+        heading: "",
+        names: &["", "prompt", "C", "n"],
+        cells: |row| {
+            let (kind, tokens) = match row.row.prompts {
+                Prompts::Talks { talks, tokens } => (format!("{talks} in turn"), tokens),
+                Prompts::SharedTokens(tokens) => ("shared".to_owned(), tokens),
+                Prompts::RandomTokens(tokens) => ("not shared".to_owned(), tokens),
+                Prompts::Chats => (NONE.to_owned(), 0),
+            };
+            vec![kind, tokens.to_string(), row.row.concurrency.to_string(), requests(row)]
+        },
+    },
+    Columns {
+        heading: "first token, p50 ms",
+        names: &["first question", "later", "later/first"],
+        cells: |row| {
+            let Some(reuse) = &row.reuse else { return vec![NONE.into(); 3] };
+            let middle = |ms: Option<Summary>| figure(ms.map(|ms| ms.p50));
+            let share = reuse.later_share().map_or(NONE.to_owned(), per_cent);
+            vec![middle(reuse.first_question_ms), middle(reuse.later_question_ms), share]
+        },
+    },
+    Columns {
+        heading: "",
+        names: &["hits"],
+        cells: |row| {
+            let hits = row
+                .reuse
+                .as_ref()
+                .filter(|reuse| reuse.later_questions > 0)
+                .and_then(|reuse| Some(format!("{}/{}", reuse.hits?, reuse.later_questions)));
+            vec![hits.unwrap_or(NONE.into())]
+        },
+    },
+    Columns {
+        heading: "",
+        names: &["cached"],
+        cells: |row| {
+            let share = row.reuse.as_ref().and_then(|reuse| reuse.cached_share);
+            vec![share.map_or(NONE.to_owned(), per_cent)]
+        },
+    },
     WALL,
 ];
 
@@ -94,12 +139,14 @@ pub fn table(report: &Report) -> String {
     let conditions = &report.conditions;
     let mut text = format!("{} ({})\n", server_line(&conditions.server), conditions.server.url);
     let _ = writeln!(text, "{}, from {}", conditions.started_utc, conditions.client_host);
-    let (prefill, generation): (Vec<&RowReport>, Vec<&RowReport>) = report
-        .rows
-        .iter()
-        .filter(|row| row.skipped.is_none())
-        .partition(|row| row.row.protocol == Protocol::Prefill);
-    for (columns, rows) in [(&GENERATION[..], generation), (&PREFILL[..], prefill)] {
+    let kinds: [(&[Columns], &[Protocol]); 3] = [
+        (&GENERATION, &[Protocol::Cohort, Protocol::Batch, Protocol::Long]),
+        (&PREFILL, &[Protocol::Prefill]),
+        (&REUSE, &[Protocol::Reuse]),
+    ];
+    for (columns, protocols) in kinds {
+        let run = report.rows.iter().filter(|row| row.skipped.is_none());
+        let rows: Vec<&RowReport> = run.filter(|row| protocols.contains(&row.row.protocol)).collect();
         if !rows.is_empty() {
             text.push('\n');
             write_rows(&mut text, columns, &rows);
@@ -181,6 +228,8 @@ fn write_notes(text: &mut String, report: &Report) {
 pub(crate) fn name(row: &RowReport) -> String {
     let tokens = match row.row.prompts {
         Prompts::Chats => String::new(),
+        Prompts::Talks { talks, tokens } => format!(" {talks} × {tokens}"),
+        Prompts::SharedTokens(tokens) => format!(" shared {tokens}"),
         Prompts::RandomTokens(tokens) if row.row.protocol == Protocol::Prefill => format!(" {tokens}"),
         Prompts::RandomTokens(tokens) => format!(" {tokens}/{}", row.row.output_tokens),
     };
@@ -195,6 +244,10 @@ fn requests(row: &RowReport) -> String {
 
 fn figures(values: &[f64]) -> Vec<String> {
     values.iter().map(|&value| figure(Some(value))).collect()
+}
+
+fn per_cent(share: f64) -> String {
+    format!("{} %", figure(Some(100.0 * share)))
 }
 
 /// Three digits or more, as many as a measurement is good for.
@@ -238,7 +291,10 @@ mod tests {
         let failing = row(Protocol::Batch, Prompts::RandomTokens(16), vec![sample(), cut]);
         let reading = row(Protocol::Prefill, Prompts::RandomTokens(16), vec![sample()]);
         let skipped = RowReport::skipped(&reading.row, "too long".into());
-        let text = table(&report_of(vec![chats, failing, reading, skipped]));
+        let later = Sample { turn: 1, cached_tokens: Some(16), chunk_us: vec![12_345], ..sample() };
+        let first = Sample { cached_tokens: Some(0), ..sample() };
+        let talks = row(Protocol::Reuse, Prompts::Talks { talks: 1, tokens: 16 }, vec![first, later]);
+        let text = table(&report_of(vec![chats, failing, reading, talks, skipped]));
         assert!(
             text.starts_with(
                 "tiny, w4a8 kv=f32, qwill 0.1.0 (http://h:1/v1)\n2026-11-30T14:05:39Z, from here\n\n"
@@ -251,6 +307,7 @@ mod tests {
             "cohort 2 2 16.0 3.00 123 123 123 10.0 10.0 10.0 100 200 200 6.00 1.00",
             "batch 2 1/2 16.0 3.00 123 123 123 10.0 10.0 10.0 100 200 - 3.00 1.00",
             "prefill 16 2 1 123 123 123 16.0 1.00",
+            "1 in turn 16 2 2 123 12.3 10.0 % 1/1 50.0 % 1.00",
             "batch 16/3 C2: 1 failed: cut",
             "prefill 16 C2: not run, too long",
         ] {

@@ -166,6 +166,8 @@ pub(crate) enum ProtocolChoice {
     Prefill,
     /// One prompt of 100,000 tokens, then four of 60,000 at once
     Long,
+    /// What a prefix cache is for: one and eight talks about 24,000 tokens each, then 64 prompts with a common beginning
+    Reuse,
 }
 
 impl From<ProtocolChoice> for Protocol {
@@ -175,6 +177,7 @@ impl From<ProtocolChoice> for Protocol {
             ProtocolChoice::Batch => Self::Batch,
             ProtocolChoice::Prefill => Self::Prefill,
             ProtocolChoice::Long => Self::Long,
+            ProtocolChoice::Reuse => Self::Reuse,
         }
     }
 }

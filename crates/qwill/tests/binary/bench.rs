@@ -13,6 +13,41 @@ fn bench(url: &str, arguments: &[&str]) -> Output {
     run(&[&["bench", "serve", "--warm-up", "0", "--url", url], arguments].concat())
 }
 
+/// What a prefix cache is for, seen from outside: later questions find what went before, prompts with a common beginning
+/// compute it once, and those without find nothing.
+#[test]
+fn what_comes_back_is_found_in_the_cache() {
+    let server = Running::start(&[]);
+    let arguments = [
+        "--protocol=reuse",
+        "--concurrency=2",
+        "--prompt-tokens=600",
+        "--requests=6",
+        "--output-tokens=6",
+        "--temperature=0",
+        "--json=-",
+    ];
+    let output = bench(&format!("{}/v1", server.url), &arguments);
+    assert!(output.status.success(), "{}", stderr(&output, None));
+    let report = report(&output);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    let reuse = |row: usize| &rows[row]["reuse"];
+    assert_eq!((&reuse(0)["later_questions"], &reuse(0)["hits"]), (&json!(4), &json!(4)), "{}", reuse(0));
+    let turns: Vec<u64> = rows[0]["samples"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|sample| sample["turn"].as_u64().unwrap())
+        .collect();
+    assert_eq!(turns, [0, 0, 1, 1, 2, 2]);
+    let cached = |row: usize| reuse(row)["cached_share"].as_f64().unwrap();
+    assert!(cached(1) < 0.1, "prompts of their own: {}", cached(1));
+    assert!(cached(2) > 0.7, "prompts with a common beginning: {}", cached(2));
+    let table = stderr(&output, None);
+    assert!(table.contains("2 in turn") && table.contains("not shared") && table.contains("4/4"), "{table}");
+}
+
 fn report(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }

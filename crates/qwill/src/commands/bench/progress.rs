@@ -50,6 +50,8 @@ impl Observer for Progress {
         let shape = match row.prompts {
             Prompts::Chats => "chats".to_owned(),
             Prompts::RandomTokens(tokens) => format!("{tokens} tokens"),
+            Prompts::SharedTokens(tokens) => format!("{tokens} tokens in common"),
+            Prompts::Talks { talks, tokens } => format!("{talks} talks of {tokens} tokens"),
         };
         let what =
             format!("{} of {of}: {}, {shape}, {} at once", at + 1, row.protocol.name(), row.concurrency);
