@@ -1,86 +1,60 @@
 //! `POST /v1/chat/completions`.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use axum::Json;
-use axum::body::Body;
-use axum::extract::{Extension, State};
-use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
-
 use crate::app::App;
-use crate::body::read_object;
 use crate::choice::Delta;
+use crate::endpoint::{Answer, Endpoint};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, Update};
 use crate::known;
-use crate::log::Record;
 use crate::logprobs::ChatLogprobs;
 use crate::messages::{take_messages, take_tools};
 use crate::params::{Params, take_params, take_top_logprobs};
 use crate::prompt::{Conversation, Prompt, encode_chat, fit, take_template_kwargs};
-use crate::random::random_id;
-use crate::request_id::RequestId;
-use crate::sse::{self, Chunks, json};
+use crate::sse::Events;
 use crate::types::chat::{
     ChatBody, ChatChoice, ChatChunk, ChatChunkChoice, Message, MessageDelta, Reasoning,
 };
-use crate::types::{ChunkUsage, Head, unix_seconds};
+use crate::types::{ChunkUsage, Head};
 
-/// The handler.
-pub(crate) async fn chat(
-    State(app): State<Arc<App>>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    let record = Record::new(&app, "/v1/chat/completions", request_id);
-    match answer(&app, &record, &headers, body).await {
-        Ok(response) => response,
-        Err(error) => {
-            record.fail(&error);
-            error.into_response()
-        }
-    }
-}
-
-struct ChatRequest {
+/// A chat, read and checked.
+pub(crate) struct ChatRequest {
     model: String,
     conversation: Conversation,
     params: Params,
 }
 
-async fn answer(
-    app: &Arc<App>,
-    record: &Arc<Record>,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let fields = read_object(&app.options, headers, body).await?;
-    let request = parse(app, Fields::new(fields))?;
-    let ChatRequest { model, conversation, params } = request;
-    {
-        let mut facts = record.facts();
-        facts.model.clone_from(&model);
-        facts.stream = params.stream;
+impl Endpoint for ChatRequest {
+    const PATH: &'static str = "/v1/chat/completions";
+    const ID_PREFIX: &'static str = "chatcmpl-";
+    type Answer = ChatAnswer;
+
+    fn parse(app: &Arc<App>, fields: Fields) -> Result<Self, ApiError> {
+        parse(app, fields)
     }
-    app.check_ready()?;
-    let (ids, opens_reasoning) = encode_chat(app, conversation).await?;
-    let prompt = fit(app, "messages", ids, opens_reasoning, &params, app.options.defaults.max_tokens)?;
-    let id = random_id("chatcmpl-");
-    let generation =
-        Generation::start(app, Arc::clone(record), &id, std::slice::from_ref(&prompt), &params, None)?;
-    let object = if params.stream { "chat.completion.chunk" } else { "chat.completion" };
-    let system_fingerprint = app.facts().numerics.clone();
-    let head = Head { id, object, created: unix_seconds(), model, system_fingerprint };
-    let shape = Shape::new(app, params, prompt);
-    if shape.params.stream {
-        let begun = vec![false; generation.choice_count()];
-        Ok(sse::respond(app, generation, ChatChunks { head, shape, begun }))
-    } else {
-        Ok(Json(collect(generation, head, &shape).await?).into_response())
+
+    fn model(&self) -> &str {
+        &self.model
+    }
+
+    fn params(&self) -> &Params {
+        &self.params
+    }
+
+    async fn prompts(&mut self, app: &Arc<App>) -> Result<Vec<Prompt>, ApiError> {
+        let conversation = std::mem::take(&mut self.conversation);
+        let (ids, opens_reasoning) = encode_chat(app, conversation).await?;
+        let fallback = app.options.defaults.max_tokens;
+        Ok(vec![fit(app, "messages", ids, opens_reasoning, &self.params, fallback)?])
+    }
+
+    fn answer(self, app: &Arc<App>, id: String, prompts: Vec<Prompt>) -> ChatAnswer {
+        let Self { model, params, .. } = self;
+        let object = if params.stream { "chat.completion.chunk" } else { "chat.completion" };
+        let head = Head::new(app, id, object, model);
+        ChatAnswer { head, app: Arc::clone(app), begun: vec![false; params.choices], params, prompts }
     }
 }
 
@@ -111,18 +85,18 @@ fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
     Ok(ChatRequest { model, conversation, params })
 }
 
-/// What an answer is made with.
-struct Shape {
+/// Makes the answer: as a stream role, thinking, content, finish; then usage.
+pub(crate) struct ChatAnswer {
     app: Arc<App>,
+    head: Head,
     params: Params,
-    prompt: Prompt,
+    /// One.
+    prompts: Vec<Prompt>,
+    /// Whether a choice has had its role.
+    begun: Vec<bool>,
 }
 
-impl Shape {
-    fn new(app: &Arc<App>, params: Params, prompt: Prompt) -> Self {
-        Self { app: Arc::clone(app), params, prompt }
-    }
-
+impl ChatAnswer {
     fn logprobs(&self, delta: &Delta) -> Option<ChatLogprobs> {
         let asked = self.params.sampling.logprobs.is_some();
         asked.then(|| ChatLogprobs::new(&self.app.text.tokenizer, &delta.tokens))
@@ -132,116 +106,106 @@ impl Shape {
         let asked = self.params.output.return_token_ids;
         asked.then(|| delta.tokens.iter().map(|token| token.id).collect())
     }
-}
 
-async fn collect(mut generation: Generation, head: Head, shape: &Shape) -> Result<ChatBody, ApiError> {
-    let mut answers: Vec<(Delta, Option<&'static str>)> =
-        (0..generation.choice_count()).map(|_| (Delta::default(), None)).collect();
-    while let Some(update) = generation.next().await {
-        match update? {
-            Update::PromptLogprobs { .. } => {}
-            Update::Delta { index, delta } => answers[index].0.append(delta),
-            Update::Finished { index, finish } => answers[index].1 = Some(finish.name()),
+    fn prompt_token_ids(&self) -> Option<Vec<u32>> {
+        let asked = self.params.output.return_token_ids;
+        asked.then(|| self.prompts.iter().flat_map(|prompt| prompt.ids.iter().copied()).collect())
+    }
+
+    fn choice(&self, index: usize, delta: Delta, finish_reason: Option<&'static str>) -> ChatChoice {
+        ChatChoice {
+            index,
+            logprobs: self.logprobs(&delta),
+            token_ids: self.token_ids(&delta),
+            message: Message {
+                role: "assistant",
+                content: delta.content,
+                reasoning: Reasoning::new(delta.reasoning),
+            },
+            finish_reason,
         }
     }
-    let choice = |(index, (delta, finish_reason)): (usize, (Delta, Option<&'static str>))| ChatChoice {
-        index,
-        logprobs: shape.logprobs(&delta),
-        token_ids: shape.token_ids(&delta),
-        message: Message {
-            role: "assistant",
-            content: delta.content,
-            reasoning: Reasoning::new(delta.reasoning),
-        },
-        finish_reason,
-    };
-    let prompt_token_ids = shape.params.output.return_token_ids.then(|| shape.prompt.ids.to_vec());
-    Ok(ChatBody {
-        head,
-        choices: answers.into_iter().enumerate().map(choice).collect(),
-        usage: generation.usage(),
-        prompt_token_ids,
-    })
-}
 
-/// A streamed answer: role, thinking, content, finish; then usage.
-struct ChatChunks {
-    head: Head,
-    shape: Shape,
-    /// Whether a choice has had its role.
-    begun: Vec<bool>,
-}
-
-impl ChatChunks {
-    fn chunk(&self, choice: ChatChunkChoice, first: bool) -> String {
-        let with_ids = first && self.shape.params.output.return_token_ids;
-        json(&ChatChunk {
-            head: &self.head,
-            choices: vec![choice],
-            usage: ChunkUsage::pending(self.shape.params.include_usage),
-            prompt_token_ids: with_ids.then_some(&self.shape.prompt.ids),
-        })
+    fn chunk(&self, choice: ChatChunkChoice, prompt_token_ids: Option<Vec<u32>>, events: &mut Events) {
+        let usage = ChunkUsage::pending(self.params.include_usage);
+        events.data(&ChatChunk { head: &self.head, choices: vec![choice], usage, prompt_token_ids });
     }
 
-    fn begin(&mut self, index: usize, chunks: &mut VecDeque<String>) {
+    fn begin_choice(&mut self, index: usize, events: &mut Events) {
         if !std::mem::replace(&mut self.begun[index], true) {
             let delta =
                 MessageDelta { role: Some("assistant"), content: Some(String::new()), reasoning: None };
-            chunks.push_back(self.chunk(ChatChunkChoice { index, delta, ..Default::default() }, true));
+            let choice = ChatChunkChoice { index, delta, ..Default::default() };
+            self.chunk(choice, self.prompt_token_ids(), events);
         }
     }
 
     /// Thinking and content go into chunks of their own; tokens go with the last.
-    fn tell(&self, index: usize, mut delta: Delta, chunks: &mut VecDeque<String>) {
+    fn tell(&self, index: usize, mut delta: Delta, events: &mut Events) {
         let reasoning = Reasoning::new(std::mem::take(&mut delta.reasoning));
         let content = std::mem::take(&mut delta.content);
         let split = reasoning.is_some() && !content.is_empty();
         let mut choice = ChatChunkChoice {
             index,
-            logprobs: self.shape.logprobs(&delta),
-            token_ids: self.shape.token_ids(&delta),
+            logprobs: self.logprobs(&delta),
+            token_ids: self.token_ids(&delta),
             ..Default::default()
         };
         if split {
             let delta = MessageDelta { reasoning, ..Default::default() };
-            chunks.push_back(self.chunk(ChatChunkChoice { index, delta, ..Default::default() }, false));
+            self.chunk(ChatChunkChoice { index, delta, ..Default::default() }, None, events);
         } else {
             choice.delta.reasoning = reasoning;
         }
         if choice.delta.reasoning.is_none() {
             choice.delta.content = Some(content);
         }
-        chunks.push_back(self.chunk(choice, false));
+        self.chunk(choice, None, events);
     }
 }
 
-impl Chunks for ChatChunks {
-    fn update(&mut self, _generation: &Generation, update: Update, chunks: &mut VecDeque<String>) {
+impl Answer for ChatAnswer {
+    type Body = ChatBody;
+
+    fn update(&mut self, _generation: &Generation, update: Update, events: &mut Events) {
         match update {
             Update::PromptLogprobs { .. } => {}
             Update::Delta { index, delta } => {
-                self.begin(index, chunks);
-                let with_tokens = self.shape.params.sampling.logprobs.is_some()
-                    || self.shape.params.output.return_token_ids;
-                if delta.has_text() || with_tokens {
-                    self.tell(index, delta, chunks);
+                self.begin_choice(index, events);
+                if delta.has_text() || self.params.tells_tokens() {
+                    self.tell(index, delta, events);
                 }
             }
             Update::Finished { index, finish } => {
-                self.begin(index, chunks);
+                self.begin_choice(index, events);
                 let finish_reason = Some(finish.name());
-                chunks.push_back(
-                    self.chunk(ChatChunkChoice { index, finish_reason, ..Default::default() }, false),
-                );
+                self.chunk(ChatChunkChoice { index, finish_reason, ..Default::default() }, None, events);
             }
         }
     }
 
-    fn end(&mut self, generation: &Generation, chunks: &mut VecDeque<String>) {
-        if self.shape.params.include_usage {
+    fn end(&mut self, generation: &Generation, events: &mut Events) {
+        if self.params.include_usage {
             let usage = ChunkUsage::Final(generation.usage());
-            let last = ChatChunk { head: &self.head, choices: Vec::new(), usage, prompt_token_ids: None };
-            chunks.push_back(json(&last));
+            let head = &self.head;
+            events.data(&ChatChunk { head, choices: Vec::new(), usage, prompt_token_ids: None });
         }
+        events.done();
+    }
+
+    async fn collect(self, mut generation: Generation) -> Result<ChatBody, ApiError> {
+        let mut answers: Vec<(Delta, Option<&'static str>)> =
+            (0..generation.choice_count()).map(|_| (Delta::default(), None)).collect();
+        while let Some(update) = generation.next().await {
+            match update? {
+                Update::PromptLogprobs { .. } => {}
+                Update::Delta { index, delta } => answers[index].0.append(delta),
+                Update::Finished { index, finish } => answers[index].1 = Some(finish.name()),
+            }
+        }
+        let choice = |(index, (delta, finish))| self.choice(index, delta, finish);
+        let choices = answers.into_iter().enumerate().map(choice).collect();
+        let prompt_token_ids = self.prompt_token_ids();
+        Ok(ChatBody { choices, usage: generation.usage(), prompt_token_ids, head: self.head })
     }
 }

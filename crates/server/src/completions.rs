@@ -1,54 +1,28 @@
 //! `POST /v1/completions`.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use axum::Json;
-use axum::body::Body;
-use axum::extract::{Extension, State};
-use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
 use qwill_contract::PromptToken;
 use qwill_text::{Markers, Tokenizer};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::app::App;
-use crate::body::read_object;
 use crate::choice::Delta;
+use crate::endpoint::{Answer, Endpoint};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, Update};
 use crate::known;
-use crate::log::Record;
 use crate::logprobs::CompletionLogprobs;
 use crate::params::{Params, parse_token_ids, take_params, take_top_logprobs};
 use crate::prompt::{Prompt, fit, prepare};
-use crate::random::random_id;
-use crate::request_id::RequestId;
-use crate::sse::{self, Chunks, json};
+use crate::sse::Events;
 use crate::types::completions::{CompletionBody, CompletionChoice, CompletionChunk};
-use crate::types::{ChunkUsage, Head, unix_seconds};
+use crate::types::{ChunkUsage, Head};
 
 const PROMPTS_LIMIT: usize = 64;
 /// What `OpenAI` documents for a completion that does not say how long it may become.
 const DEFAULT_MAX_TOKENS: usize = 16;
-
-/// The handler.
-pub(crate) async fn completions(
-    State(app): State<Arc<App>>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    let record = Record::new(&app, "/v1/completions", request_id);
-    match answer(&app, &record, &headers, body).await {
-        Ok(response) => response,
-        Err(error) => {
-            record.fail(&error);
-            error.into_response()
-        }
-    }
-}
 
 /// A prompt as the client gave it.
 enum Given {
@@ -56,59 +30,69 @@ enum Given {
     Ids(Vec<u32>),
 }
 
-struct CompletionRequest {
+/// A request for continuations, read and checked.
+pub(crate) struct CompletionRequest {
     model: String,
     /// Each with its path in the body.
-    prompts: Vec<(String, Given)>,
+    given: Vec<(String, Given)>,
+    /// The text that an echo gives back for each prompt.
+    echoes: Vec<String>,
     echo: bool,
     params: Params,
 }
 
-async fn answer(
-    app: &Arc<App>,
-    record: &Arc<Record>,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let fields = read_object(&app.options, headers, body).await?;
-    let CompletionRequest { model, prompts, echo, params } = parse(app, fields)?;
-    {
-        let mut facts = record.facts();
-        facts.model.clone_from(&model);
-        facts.stream = params.stream;
+impl Endpoint for CompletionRequest {
+    const PATH: &'static str = "/v1/completions";
+    const ID_PREFIX: &'static str = "cmpl-";
+    type Answer = CompletionAnswer;
+
+    fn parse(app: &Arc<App>, fields: Fields) -> Result<Self, ApiError> {
+        parse(app, fields)
     }
-    app.check_ready()?;
-    let (echoes, prompts) = encode(app, prompts, &params).await?;
-    let id = random_id("cmpl-");
-    let prompt_logprobs = params.sampling.logprobs.filter(|_| echo);
-    let generation = Generation::start(app, Arc::clone(record), &id, &prompts, &params, prompt_logprobs)?;
-    let system_fingerprint = app.facts().numerics.clone();
-    let head = Head { id, object: "text_completion", created: unix_seconds(), model, system_fingerprint };
-    let prompt_logprobs = vec![Vec::new(); prompts.len()];
-    let stream = params.stream;
-    let shape =
-        Shape { tokenizer: Arc::clone(&app.text.tokenizer), params, prompts, echoes, echo, prompt_logprobs };
-    if stream {
-        let begun = vec![false; generation.choice_count()];
-        Ok(sse::respond(app, generation, CompletionChunks { head, shape, begun }))
-    } else {
-        Ok(Json(collect(generation, head, shape).await?).into_response())
+
+    fn model(&self) -> &str {
+        &self.model
+    }
+
+    fn params(&self) -> &Params {
+        &self.params
+    }
+
+    async fn prompts(&mut self, app: &Arc<App>) -> Result<Vec<Prompt>, ApiError> {
+        let given = std::mem::take(&mut self.given);
+        let (echoes, prompts) = encode(app, given, &self.params).await?;
+        self.echoes = echoes;
+        Ok(prompts)
+    }
+
+    fn answer(self, app: &Arc<App>, id: String, prompts: Vec<Prompt>) -> CompletionAnswer {
+        let Self { model, echoes, echo, params, .. } = self;
+        CompletionAnswer {
+            head: Head::new(app, id, "text_completion", model),
+            tokenizer: Arc::clone(&app.text.tokenizer),
+            begun: vec![false; prompts.len() * params.choices],
+            prompt_logprobs: vec![Vec::new(); prompts.len()],
+            params,
+            prompts,
+            echoes,
+            echo,
+        }
     }
 }
 
-fn parse(app: &App, fields: Map<String, Value>) -> Result<CompletionRequest, ApiError> {
-    let mut fields = Fields::new(fields);
+fn parse(app: &App, mut fields: Fields) -> Result<CompletionRequest, ApiError> {
     let asked = fields.string("model")?;
     let model = app.check_model(asked)?;
-    let prompts = take_prompts(app, &mut fields)?;
+    let given = take_prompts(app, &mut fields)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let mut params = take_params(app, &mut fields)?;
     if params.max_tokens == Some(0) && !echo {
         return Err(ApiError::value("max_tokens", "at least 1 without `echo`", &0.into()));
     }
     params.sampling.logprobs = take_top_logprobs(&mut fields, "logprobs")?;
+    params.prompt_logprobs = params.sampling.logprobs.filter(|_| echo);
     known::settle(app, &fields)?;
-    Ok(CompletionRequest { model, prompts, echo, params })
+    Ok(CompletionRequest { model, given, echoes: Vec::new(), echo, params })
 }
 
 /// A string, a list of strings, a list of token ids, or a list of such lists.
@@ -172,17 +156,20 @@ async fn encode(
     Ok((echoes, prompts))
 }
 
-/// What an answer is made with.
-struct Shape {
+/// Makes the answer: as a stream echo, text, finish; then usage.
+pub(crate) struct CompletionAnswer {
+    head: Head,
     tokenizer: Arc<Tokenizer>,
     params: Params,
     prompts: Vec<Prompt>,
     echoes: Vec<String>,
     echo: bool,
     prompt_logprobs: Vec<Vec<PromptToken>>,
+    /// Whether a choice has had its echo.
+    begun: Vec<bool>,
 }
 
-impl Shape {
+impl CompletionAnswer {
     /// What comes before a choice's generated text: the prompt, if it is to be echoed.
     fn beginning(&self, index: usize, prompt: usize) -> CompletionChoice {
         let ids = &self.prompts[prompt].ids;
@@ -216,83 +203,71 @@ impl Shape {
             choice.token_ids.get_or_insert_default().extend(delta.tokens.iter().map(|token| token.id));
         }
     }
-}
 
-async fn collect(
-    mut generation: Generation,
-    head: Head,
-    mut shape: Shape,
-) -> Result<CompletionBody, ApiError> {
-    let mut choices: Vec<Option<CompletionChoice>> = (0..generation.choice_count()).map(|_| None).collect();
-    while let Some(update) = generation.next().await {
-        match update? {
-            Update::PromptLogprobs { prompt, tokens } => shape.prompt_logprobs[prompt] = tokens,
-            Update::Delta { index, delta } => {
-                let prompt = generation.prompt_of(index);
-                let choice = choices[index].get_or_insert_with(|| shape.beginning(index, prompt));
-                shape.add(choice, prompt, &delta);
-            }
-            Update::Finished { index, finish } => {
-                let prompt = generation.prompt_of(index);
-                let choice = choices[index].get_or_insert_with(|| shape.beginning(index, prompt));
-                choice.finish_reason = Some(finish.name());
-            }
-        }
-    }
-    let choices = choices.into_iter().flatten().collect();
-    Ok(CompletionBody { head, choices, usage: generation.usage() })
-}
-
-/// A streamed answer: echo, text, finish; then usage.
-struct CompletionChunks {
-    head: Head,
-    shape: Shape,
-    /// Whether a choice has had its echo.
-    begun: Vec<bool>,
-}
-
-impl CompletionChunks {
-    fn chunk(&self, choice: CompletionChoice) -> String {
-        let usage = ChunkUsage::pending(self.shape.params.include_usage);
-        json(&CompletionChunk { head: &self.head, choices: vec![choice], usage })
+    fn chunk(&self, choice: CompletionChoice, events: &mut Events) {
+        let usage = ChunkUsage::pending(self.params.include_usage);
+        events.data(&CompletionChunk { head: &self.head, choices: vec![choice], usage });
     }
 
     /// What comes before the first text of a choice, if anything does.
-    fn begin(&mut self, index: usize, prompt: usize, chunks: &mut VecDeque<String>) {
+    fn begin_choice(&mut self, index: usize, prompt: usize, events: &mut Events) {
         let first = !std::mem::replace(&mut self.begun[index], true);
-        if first && (self.shape.echo || self.shape.params.output.return_token_ids) {
-            chunks.push_back(self.chunk(self.shape.beginning(index, prompt)));
+        if first && (self.echo || self.params.output.return_token_ids) {
+            self.chunk(self.beginning(index, prompt), events);
         }
     }
 }
 
-impl Chunks for CompletionChunks {
-    fn update(&mut self, generation: &Generation, update: Update, chunks: &mut VecDeque<String>) {
+impl Answer for CompletionAnswer {
+    type Body = CompletionBody;
+
+    fn update(&mut self, generation: &Generation, update: Update, events: &mut Events) {
         match update {
-            Update::PromptLogprobs { prompt, tokens } => self.shape.prompt_logprobs[prompt] = tokens,
+            Update::PromptLogprobs { prompt, tokens } => self.prompt_logprobs[prompt] = tokens,
             Update::Delta { index, delta } => {
                 let prompt = generation.prompt_of(index);
-                self.begin(index, prompt, chunks);
-                let with_tokens = self.shape.params.sampling.logprobs.is_some()
-                    || self.shape.params.output.return_token_ids;
-                if delta.has_text() || with_tokens {
+                self.begin_choice(index, prompt, events);
+                if delta.has_text() || self.params.tells_tokens() {
                     let mut choice = CompletionChoice { index, ..Default::default() };
-                    self.shape.add(&mut choice, prompt, &delta);
-                    chunks.push_back(self.chunk(choice));
+                    self.add(&mut choice, prompt, &delta);
+                    self.chunk(choice, events);
                 }
             }
             Update::Finished { index, finish } => {
-                self.begin(index, generation.prompt_of(index), chunks);
+                self.begin_choice(index, generation.prompt_of(index), events);
                 let finish_reason = Some(finish.name());
-                chunks.push_back(self.chunk(CompletionChoice { index, finish_reason, ..Default::default() }));
+                self.chunk(CompletionChoice { index, finish_reason, ..Default::default() }, events);
             }
         }
     }
 
-    fn end(&mut self, generation: &Generation, chunks: &mut VecDeque<String>) {
-        if self.shape.params.include_usage {
+    fn end(&mut self, generation: &Generation, events: &mut Events) {
+        if self.params.include_usage {
             let usage = ChunkUsage::Final(generation.usage());
-            chunks.push_back(json(&CompletionChunk { head: &self.head, choices: Vec::new(), usage }));
+            events.data(&CompletionChunk { head: &self.head, choices: Vec::new(), usage });
         }
+        events.done();
+    }
+
+    async fn collect(mut self, mut generation: Generation) -> Result<CompletionBody, ApiError> {
+        let mut choices: Vec<Option<CompletionChoice>> =
+            (0..generation.choice_count()).map(|_| None).collect();
+        while let Some(update) = generation.next().await {
+            match update? {
+                Update::PromptLogprobs { prompt, tokens } => self.prompt_logprobs[prompt] = tokens,
+                Update::Delta { index, delta } => {
+                    let prompt = generation.prompt_of(index);
+                    let choice = choices[index].get_or_insert_with(|| self.beginning(index, prompt));
+                    self.add(choice, prompt, &delta);
+                }
+                Update::Finished { index, finish } => {
+                    let prompt = generation.prompt_of(index);
+                    let choice = choices[index].get_or_insert_with(|| self.beginning(index, prompt));
+                    choice.finish_reason = Some(finish.name());
+                }
+            }
+        }
+        let choices = choices.into_iter().flatten().collect();
+        Ok(CompletionBody { usage: generation.usage(), choices, head: self.head })
     }
 }

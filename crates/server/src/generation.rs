@@ -1,4 +1,4 @@
-//! Drives the engine requests of one HTTP request and turns their events into pieces of answers. Both endpoints,
+//! Drives the engine requests of one HTTP request and turns their events into pieces of answers. All endpoints,
 //! streaming or not, read the same updates: a streamed text is the text.
 
 use std::collections::VecDeque;
@@ -71,7 +71,6 @@ impl Generation {
         id: &str,
         prompts: &[Prompt],
         params: &Params,
-        prompt_logprobs: Option<usize>,
     ) -> Result<Self, ApiError> {
         app.check_ready()?;
         let (sender, events) = unbounded_channel();
@@ -101,7 +100,7 @@ impl Generation {
                     ..params.sampling.clone()
                 },
                 choices: params.choices,
-                prompt_logprobs,
+                prompt_logprobs: params.prompt_logprobs,
                 cancel: cancel.clone(),
                 choice_cancel: choice_cancel.clone(),
             };

@@ -30,6 +30,7 @@ mod choice;
 mod completions;
 mod connection;
 mod cors;
+mod endpoint;
 mod engine_metrics;
 mod error;
 mod fields;

@@ -1,4 +1,4 @@
-//! Generation parameters: those that both endpoints share, checked and brought to one form.
+//! Generation parameters: those that the endpoints share, checked and brought to one form.
 
 use std::sync::Arc;
 
@@ -28,9 +28,18 @@ pub(crate) struct Params {
     /// As the client gave it.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) choices: usize,
+    /// See [`qwill_contract::Request::prompt_logprobs`].
+    pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) output: OutputRules,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
+}
+
+impl Params {
+    /// Whether an answer has something to say of each token, even of those without text.
+    pub(crate) fn tells_tokens(&self) -> bool {
+        self.sampling.logprobs.is_some() || self.output.return_token_ids
+    }
 }
 
 /// How tokens become the answer's text.
@@ -64,7 +73,17 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
     };
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = take_stream_options(app, fields, stream)?;
-    Ok(Params { sampling, seed, cache_salt, max_tokens, choices, output, stream, include_usage })
+    Ok(Params {
+        sampling,
+        seed,
+        cache_salt,
+        max_tokens,
+        choices,
+        prompt_logprobs: None,
+        output,
+        stream,
+        include_usage,
+    })
 }
 
 fn take_max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {

@@ -27,6 +27,7 @@ pub(crate) struct Prompt {
 }
 
 /// A conversation to be rendered.
+#[derive(Debug, Default)]
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
     pub(crate) tools: Option<Vec<Value>>,

@@ -12,10 +12,12 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 
 use crate::app::App;
+use crate::chat::ChatRequest;
+use crate::completions::CompletionRequest;
 use crate::error::ApiError;
 use crate::log::CLIENT_CLOSED;
 use crate::metrics::Metrics;
-use crate::{auth, chat, completions, cors, health, host, metrics, models, request_id, tokens};
+use crate::{auth, cors, endpoint, health, host, metrics, models, request_id, tokens};
 
 const ENDPOINTS: &str = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, POST /tokenize, \
                          POST /detokenize, GET /health, GET /metrics, GET /version";
@@ -59,8 +61,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics::show))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
-        .route("/v1/chat/completions", post(chat::chat))
-        .route("/v1/completions", post(completions::completions))
+        .route("/v1/chat/completions", post(endpoint::handle::<ChatRequest>))
+        .route("/v1/completions", post(endpoint::handle::<CompletionRequest>))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .fallback(not_found)

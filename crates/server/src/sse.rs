@@ -10,30 +10,40 @@ use futures_util::stream;
 use serde::Serialize;
 
 use crate::app::App;
-use crate::generation::{Generation, Update};
+use crate::endpoint::Answer;
+use crate::generation::Generation;
 
-/// Turns news of a generation into chunks.
-pub(crate) trait Chunks: Send + 'static {
-    /// Adds the chunks for `update`, each as JSON.
-    fn update(&mut self, generation: &Generation, update: Update, chunks: &mut VecDeque<String>);
-    /// Adds what comes after the last choice has finished.
-    fn end(&mut self, generation: &Generation, chunks: &mut VecDeque<String>);
+/// Events that wait to be sent.
+#[derive(Default)]
+pub(crate) struct Events(VecDeque<Event>);
+
+impl Events {
+    /// Adds an event without a name.
+    pub(crate) fn data(&mut self, data: &impl Serialize) {
+        self.0.push_back(Event::default().data(json(data)));
+    }
+
+    /// Adds the mark at which clients of `OpenAI`'s older endpoints stop to read.
+    pub(crate) fn done(&mut self) {
+        self.0.push_back(Event::default().data("[DONE]"));
+    }
 }
 
-struct Stream<C> {
+struct Stream<A> {
     generation: Generation,
-    source: C,
-    chunks: VecDeque<String>,
+    answer: A,
+    events: Events,
     ended: bool,
 }
 
-/// The whole answer as a stream: chunks as they come, comments while nothing does, `[DONE]` in any case. When the
+/// The whole answer as a stream: events as they come, comments while nothing does, an end in any case. When the
 /// client goes, the stream is dropped, and the generation with it.
-pub(crate) fn respond(app: &App, generation: Generation, source: impl Chunks) -> Response {
-    let stream = Stream { generation, source, chunks: VecDeque::new(), ended: false };
-    let events = stream::unfold(stream, next_event);
+pub(crate) fn respond(app: &App, generation: Generation, mut answer: impl Answer) -> Response {
+    let mut events = Events::default();
+    answer.begin(&generation, &mut events);
+    let stream = Stream { generation, answer, events, ended: false };
     let keep_alive = KeepAlive::new().interval(app.options.keep_alive).text("waiting");
-    let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
+    let mut response = Sse::new(stream::unfold(stream, next_event)).keep_alive(keep_alive).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Proxies of the nginx family collect a stream unless told not to.
@@ -41,35 +51,31 @@ pub(crate) fn respond(app: &App, generation: Generation, source: impl Chunks) ->
     response
 }
 
-async fn next_event<C: Chunks>(mut stream: Stream<C>) -> Option<(Result<Event, Infallible>, Stream<C>)> {
+async fn next_event<A: Answer>(mut stream: Stream<A>) -> Option<(Result<Event, Infallible>, Stream<A>)> {
     loop {
-        if let Some(chunk) = stream.chunks.pop_front() {
-            return Some((Ok(Event::default().data(chunk)), stream));
+        if let Some(event) = stream.events.0.pop_front() {
+            return Some((Ok(event), stream));
         }
         if stream.ended {
             return None;
         }
-        match stream.generation.next().await {
-            Some(Ok(update)) => stream.source.update(&stream.generation, update, &mut stream.chunks),
-            Some(Err(error)) => stream.finish(json(&error.body())),
+        let Stream { generation, answer, events, ended } = &mut stream;
+        match generation.next().await {
+            Some(Ok(update)) => answer.update(generation, update, events),
+            Some(Err(error)) => {
+                answer.fail(&error, events);
+                *ended = true;
+            }
             None => {
-                stream.source.end(&stream.generation, &mut stream.chunks);
-                stream.finish(None);
+                answer.end(generation, events);
+                *ended = true;
             }
         }
     }
 }
 
-impl<C> Stream<C> {
-    fn finish(&mut self, last: impl Into<Option<String>>) {
-        self.chunks.extend(last.into());
-        self.chunks.push_back("[DONE]".into());
-        self.ended = true;
-    }
-}
-
-/// JSON text of a chunk.
-pub(crate) fn json(chunk: &impl Serialize) -> String {
+/// JSON text of an event.
+fn json(data: &impl Serialize) -> String {
     // The types here have string keys and finite numbers: they always have a JSON text.
-    serde_json::to_string(chunk).unwrap_or_default()
+    serde_json::to_string(data).unwrap_or_default()
 }

@@ -55,7 +55,7 @@ pub(crate) struct ChatChunk<'a> {
     #[serde(skip_serializing_if = "ChunkUsage::is_absent")]
     pub(crate) usage: ChunkUsage,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) prompt_token_ids: Option<&'a [u32]>,
+    pub(crate) prompt_token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Default, Serialize)]

@@ -5,6 +5,8 @@ pub(crate) mod completions;
 
 use serde::Serialize;
 
+use crate::app::App;
+
 /// Token counts of a request.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Usage {
@@ -55,6 +57,14 @@ pub(crate) struct Head {
     pub(crate) model: String,
     /// The numerics mode: the same mode, seed and request give the same text.
     pub(crate) system_fingerprint: String,
+}
+
+impl Head {
+    /// Of an answer that begins now.
+    pub(crate) fn new(app: &App, id: String, object: &'static str, model: String) -> Self {
+        let system_fingerprint = app.facts().numerics.clone();
+        Self { id, object, created: unix_seconds(), model, system_fingerprint }
+    }
 }
 
 /// Seconds since 1970.
