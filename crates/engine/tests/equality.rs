@@ -2,14 +2,16 @@
 //! their log-probabilities, whoever drafts and how many, whatever runs beside it, and whatever the engine has seen before.
 //!
 //! Runs vary in who drafts, in the number of drafts, in company, in what was seen, in how tokens are drawn, and in
-//! whether the pages that the prefix cache holds stay on the device or move to host memory and back. A short run covers every pair of levels of all factors but the number of drafts; `QWILL_EQUALITY_RUNS=2000` covers
-//! every pair, and what is left of its runs is random.
+//! whether what the prefix cache holds stays on the device, moves to host memory and back, or was read from disk by an
+//! engine that was started anew. A short run covers every pair of levels of all factors but the number of drafts;
+//! `QWILL_EQUALITY_RUNS=2000` covers every pair, and what is left of its runs is random.
 #![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
 #[allow(dead_code, reason = "every test binary uses a part of it")]
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 
 use common::client::{Client, Outcome, assert_idle, request};
 use common::company::{Dice, mate, submit, wait_for_steps};
@@ -17,11 +19,12 @@ use common::prompts::{Prompt, follow_up, prompts};
 use common::{Setup, fast, gpu, greedy};
 use qwill_contract::{EngineHandle, Request, SamplingParams};
 use qwill_device::{Activations, Device, DeviceError, StateType};
-use qwill_engine::EngineThread;
 use qwill_engine::speculation::{MAX_DRAFTS, SpecMode};
+use qwill_engine::{DiskCacheOptions, EngineThread};
+use tempfile::TempDir;
 
 /// Runs without `QWILL_EQUALITY_RUNS`.
-const SHORT_RUNS: usize = 81;
+const SHORT_RUNS: usize = 108;
 /// Longest prompt of a short run.
 const SHORT_PROMPT_TOKENS: usize = 120;
 /// Tokens of every answer: enough for a fold of the ring and most of the next.
@@ -37,24 +40,41 @@ struct Way {
     spec: SpecMode,
     draft_len: usize,
     adaptive: bool,
-    /// Whether it has so few pages that those of earlier prompts must make room.
-    tight: bool,
+    memory: Memory,
+}
+
+/// Where what earlier prompts left is when the next one comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Memory {
+    /// Where it was computed.
+    Roomy,
+    /// There are so few pages that those of earlier prompts must make room.
+    Tight,
+    /// On disk: the engine has been stopped and started.
+    Restarted,
+}
+
+impl Memory {
+    const ALL: [Self; 3] = [Self::Roomy, Self::Tight, Self::Restarted];
 }
 
 /// All ways, in an order that begins with the most different ones: drafts as many as allowed, since a policy may have
 /// none where they do not pay; and the two ways that people use.
 fn ways() -> Vec<Way> {
     let drafting = [SpecMode::Mtp, SpecMode::Lookup, SpecMode::Auto];
-    let used = |spec, tight| Way { spec, draft_len: MAX_DRAFTS, adaptive: true, tight };
+    let used = |spec, memory| Way { spec, draft_len: MAX_DRAFTS, adaptive: true, memory };
     let order = [4, MAX_DRAFTS, 1, 8, 2, 11, 3, 14, 5, 13, 6, 12, 7, 10, 9];
     let fixed = order.into_iter().enumerate().flat_map(|(turn, draft_len)| {
-        let tight = move |at: usize| (turn + at).is_multiple_of(2);
+        let memory = move |at: usize| Memory::ALL[(turn + at) % Memory::ALL.len()];
         let specs = drafting.into_iter().enumerate();
-        specs.map(move |(at, spec)| Way { spec, draft_len, adaptive: false, tight: tight(at) })
+        specs.map(move |(at, spec)| Way { spec, draft_len, adaptive: false, memory: memory(at) })
     });
     let mut ways: Vec<Way> = fixed.collect();
-    let used = [used(SpecMode::Auto, false), used(SpecMode::Off, true), used(SpecMode::Off, false)];
-    ways.splice(drafting.len()..drafting.len(), used);
+    let without_drafts = Memory::ALL.map(|memory| used(SpecMode::Off, memory));
+    let used = without_drafts.into_iter().chain([used(SpecMode::Auto, Memory::Roomy)]);
+    // Behind the first turns, in which everybody who drafts has had every memory.
+    let turns = drafting.len() * Memory::ALL.len();
+    ways.splice(turns..turns, used);
     ways
 }
 
@@ -70,8 +90,7 @@ enum Level {
     FollowUp,
     Greedy,
     Warm,
-    Roomy,
-    Tight,
+    In(Memory),
 }
 
 /// What an engine has seen of a prompt when it comes.
@@ -131,7 +150,44 @@ impl Subjects {
 struct Trial {
     way: Way,
     handle: EngineHandle,
+    thread: EngineThread,
     seen: Vec<usize>,
+}
+
+/// Starts an engine again and again, with what the one before left on disk.
+struct Starter<D, F: Fn() -> Result<D, DeviceError> + Clone + Send + 'static> {
+    setup: Setup,
+    device: F,
+    directory: Option<TempDir>,
+}
+
+impl<D: Device, F: Fn() -> Result<D, DeviceError> + Clone + Send + 'static> Starter<D, F> {
+    fn new(way: Way, setup: Setup, device: F) -> Self {
+        let Way { spec, draft_len, adaptive, memory } = way;
+        let pages = if memory == Memory::Tight { TIGHT_PAGES } else { setup.pages };
+        let directory = (memory == Memory::Restarted).then(|| tempfile::tempdir().unwrap());
+        Self { setup: Setup { pages, spec, draft_len, adaptive, ..setup }, device, directory }
+    }
+
+    fn start(&self) -> (EngineHandle, EngineThread) {
+        let disk = self.directory.as_ref().map(|directory| DiskCacheOptions {
+            directory: directory.path().to_owned(),
+            limit_bytes: 1 << 30,
+            identity: [7; 32],
+        });
+        self.setup.start_with_disk(disk, self.device.clone())
+    }
+
+    /// Where there is a disk.
+    fn restart(&self, trial: Trial) -> Trial {
+        assert_idle(trial.handle.load());
+        if self.directory.is_none() {
+            return trial;
+        }
+        trial.thread.stop().unwrap();
+        let (handle, thread) = self.start();
+        Trial { handle, thread, ..trial }
+    }
 }
 
 struct Harness {
@@ -142,6 +198,8 @@ struct Harness {
     runs: usize,
     /// Runs that began at a snapshot.
     cached_runs: usize,
+    /// Prompts of which something was read from disk.
+    disk_loads: u64,
     pairs: BTreeSet<(Level, Level)>,
 }
 
@@ -218,8 +276,7 @@ impl Harness {
         };
         let draws = if warm { Level::Warm } else { Level::Greedy };
         let way = [Level::Spec(trial.way.spec.name()), Level::DraftLen(trial.way.draft_len)];
-        let memory = if trial.way.tight { Level::Tight } else { Level::Roomy };
-        let levels = [way[0], way[1], company, history, draws, memory];
+        let levels = [way[0], way[1], company, history, draws, Level::In(trial.way.memory)];
         let pairs = levels.iter().flat_map(|a| levels.iter().map(move |b| (*a, *b)));
         self.pairs.extend(pairs.filter(|(a, b)| a < b));
         self.runs += 1;
@@ -231,21 +288,22 @@ impl Harness {
         &mut self,
         way: Way,
         setup: Setup,
-        device: impl FnOnce() -> Result<D, DeviceError> + Send + 'static,
+        device: impl Fn() -> Result<D, DeviceError> + Clone + Send + 'static,
         company: usize,
     ) {
-        let Way { spec, draft_len, adaptive, tight } = way;
-        let pages = if tight { TIGHT_PAGES } else { setup.pages };
-        let (handle, thread) = Setup { pages, spec, draft_len, adaptive, ..setup }.start(device);
-        let mut trial = Trial { way, handle, seen: Vec::new() };
+        let starter = Starter::new(way, setup, device);
+        let (handle, thread) = starter.start();
+        let mut trial = Trial { way, handle, thread, seen: Vec::new() };
         for history in [History::New, History::Again, History::FollowUp] {
             for warm in [false, true] {
                 self.alone(&mut trial, history, warm);
             }
+            trial = starter.restart(trial);
         }
         self.crowded(&mut trial, company);
         assert_idle(trial.handle.load());
-        thread.stop().unwrap();
+        self.disk_loads += trial.handle.load().cache.disk_loads.load(Ordering::Relaxed);
+        trial.thread.stop().unwrap();
     }
 
     /// Pairs of levels that a full run has, with and without the number of drafts.
@@ -255,7 +313,7 @@ impl Harness {
             vec![Level::Alone, Level::Crowded],
             vec![Level::New, Level::Again, Level::FollowUp],
             vec![Level::Greedy, Level::Warm],
-            vec![Level::Roomy, Level::Tight],
+            Memory::ALL.map(Level::In).to_vec(),
         ];
         if with_drafts {
             factors.push((1..=MAX_DRAFTS).map(Level::DraftLen).collect());
@@ -291,8 +349,15 @@ fn equal<D: Device>(setup: Setup, device: impl Fn() -> Result<D, DeviceError> + 
     let originals = prompts.len();
     let (answers, follow_ups) = (BTreeMap::new(), BTreeMap::new());
     let subjects = Subjects { prompts, plain, answers, follow_ups };
-    let mut harness =
-        Harness { subjects, originals, dice: Dice(4), runs: 0, cached_runs: 0, pairs: BTreeSet::new() };
+    let mut harness = Harness {
+        subjects,
+        originals,
+        dice: Dice(4),
+        runs: 0,
+        cached_runs: 0,
+        disk_loads: 0,
+        pairs: BTreeSet::new(),
+    };
     for way in ways().into_iter().cycle() {
         if harness.runs >= asked.unwrap_or(SHORT_RUNS) {
             break;
@@ -304,11 +369,13 @@ fn equal<D: Device>(setup: Setup, device: impl Fn() -> Result<D, DeviceError> + 
         harness.trial(way, setup, device.clone(), company);
     }
     let plain_runs = harness.subjects.answers.len();
-    let Harness { runs, cached_runs, .. } = harness;
+    let Harness { runs, cached_runs, disk_loads, .. } = harness;
     println!(
-        "{runs} runs equal to {plain_runs} plain ones, from {originals} prompts; {cached_runs} began in the prefix cache"
+        "{runs} runs equal to {plain_runs} plain ones, from {originals} prompts; {cached_runs} began in the prefix \
+         cache; crowds read {disk_loads} beginnings from disk"
     );
     assert!(cached_runs * 8 > runs, "the prefix cache is hardly used");
+    assert!(disk_loads > 0, "nothing was read from disk");
     let missing = harness.missing_pairs(asked.is_some());
     assert!(asked.is_some_and(|runs| runs < 2000) || missing.is_empty(), "never together: {missing:?}");
     drop(harness);

@@ -208,16 +208,16 @@ fn sweep<D: Device>(
     let (first, second) = (text(&perplexity, 1, 200), text(&perplexity, 2, 200));
     for (in_page, in_chunk) in lengths {
         // The salt keeps one pair of texts from the next one.
-        let ask = |rest: usize| {
-            let shared = [message(&first[..63 + in_page]), message(&second)].concat();
-            let shared = &shared[..64 + in_page + 1 + in_chunk];
+        let shared = [message(&first[..63 + in_page]), message(&second)].concat();
+        let shared = &shared[..64 + in_page + 1 + in_chunk];
+        let with = |rest: usize| {
             let prompt = [shared, &text(&perplexity, rest, 70)].concat();
             let salt = format!("{in_page} {in_chunk}");
-            let request = Request { cache_salt: Some(salt.into()), ..request(&prompt, greedy(3)) };
-            pair.ask(&[request])[0].cached_tokens
+            Request { cache_salt: Some(salt.into()), ..request(&prompt, greedy(3)) }
         };
-        assert_eq!(ask(3), 0);
-        assert_eq!(ask(4), 64 + in_page, "shared: {in_page}, {in_chunk}");
+        let before = Client::submit(&pair.warm.0, with(3)).unwrap().wait();
+        assert!(!before.failed() && before.cached_tokens == 0);
+        assert_eq!(pair.ask(&[with(4)])[0].cached_tokens, 64 + in_page, "shared: {in_page}, {in_chunk}");
     }
     pair.stop();
 }

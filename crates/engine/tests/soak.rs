@@ -5,6 +5,7 @@
 #[allow(dead_code, reason = "every test binary uses a part of it")]
 mod common;
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::client::{Client, assert_idle, request};
@@ -13,6 +14,10 @@ use common::prompts::prompts;
 use common::{Setup, fast, gpu, greedy, subjects};
 use qwill_contract::{EngineHandle, FinishReason, Request};
 use qwill_device::{Activations, Device, DeviceError};
+use qwill_engine::DiskCacheOptions;
+
+/// Room on disk: what some dozens of prompts leave.
+const DISK_BYTES: u64 = 64 << 20;
 
 /// Few pages, so that requests wait and what is kept must go.
 fn tight() -> Setup {
@@ -52,15 +57,22 @@ fn soak<D: Device>(device: impl FnOnce() -> Result<D, DeviceError> + Send + 'sta
     thread.stop().unwrap();
 }
 
-/// Waves of real and random text, engines that are stopped and started again, until the time is over.
+/// Waves of real and random text, engines that are stopped and started again, each with what the one before left on a
+/// disk with little room, until the time is over.
 fn soak_for_long<D: Device>(device: impl Fn() -> Result<D, DeviceError> + Clone + Send + 'static) {
     let seconds = std::env::var("QWILL_SOAK_SECONDS").map_or(60, |seconds| seconds.parse().unwrap());
     let end = Instant::now() + Duration::from_secs(seconds);
     let (prompts, probe) = (prompts(), &subjects(2)[2]);
     let mut dice = Dice(78);
-    let (mut before, mut engines, mut requests) = (None, 0, 0);
+    let (mut before, mut engines, mut requests, mut disk_loads) = (None, 0, 0, 0);
+    let directory = tempfile::tempdir().unwrap();
     while Instant::now() < end {
-        let (handle, thread) = tight().start(device.clone());
+        let disk = DiskCacheOptions {
+            directory: directory.path().to_owned(),
+            limit_bytes: DISK_BYTES,
+            identity: [8; 32],
+        };
+        let (handle, thread) = tight().start_with_disk(Some(disk), device.clone());
         engines += 1;
         for _ in 0..10 {
             let wanted = 1 + dice.below(20);
@@ -77,9 +89,13 @@ fn soak_for_long<D: Device>(device: impl Fn() -> Result<D, DeviceError> + Clone 
             assert!(before.get_or_insert_with(|| answer.clone()).same_answer(&answer), "{answer:?}");
         }
         assert_idle(handle.load());
+        disk_loads += handle.load().cache.disk_loads.load(Ordering::Relaxed);
         thread.stop().unwrap();
     }
-    println!("{requests} requests to {engines} engines in {seconds} s");
+    println!("{requests} requests to {engines} engines in {seconds} s, {disk_loads} beginnings from disk");
+    let entries = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap());
+    let kept_bytes: u64 = entries.map(|entry| entry.metadata().unwrap().len()).sum();
+    assert!(kept_bytes <= DISK_BYTES, "{kept_bytes} bytes are left on disk");
 }
 
 #[test]
