@@ -10,10 +10,11 @@ use crate::fields::Fields;
 use crate::generation::{Generation, Update};
 use crate::known;
 use crate::logprobs::ChatLogprobs;
-use crate::messages::{take_messages, take_tools};
+use crate::messages::take_messages;
 use crate::params::{Params, take_params, take_top_logprobs};
 use crate::prompt::{Conversation, Prompt, encode_chat, fit, take_template_kwargs};
 use crate::sse::Events;
+use crate::tools::{ToolChoice, take_tools};
 use crate::types::chat::{
     ChatBody, ChatChoice, ChatChunk, ChatChunkChoice, Message, MessageDelta, Reasoning,
 };
@@ -63,6 +64,10 @@ fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
     let model = app.check_model(asked)?;
     let messages = take_messages(app, &mut fields)?;
     let tools = take_tools(&mut fields)?;
+    if matches!(tools.choice, ToolChoice::Required | ToolChoice::Named(_)) {
+        let message = "`tool_choice` that asks for a call is not supported yet by this server: send \"auto\" or \"none\"";
+        return Err(ApiError::field("tool_choice", message).with_code("unsupported_parameter"));
+    }
     let kwargs = take_template_kwargs(app, &mut fields)?;
     let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
     let mut params = take_params(app, &mut fields)?;
@@ -81,7 +86,7 @@ fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
         return Err(ApiError::field("echo", message).with_code("unsupported_parameter"));
     }
     known::settle(app, &fields)?;
-    let conversation = Conversation { messages, tools, add_generation_prompt, kwargs };
+    let conversation = Conversation { messages, tools: tools.definitions(), add_generation_prompt, kwargs };
     Ok(ChatRequest { model, conversation, params })
 }
 

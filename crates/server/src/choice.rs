@@ -23,18 +23,51 @@ pub(crate) struct AnswerToken {
 pub(crate) struct Delta {
     pub(crate) reasoning: String,
     pub(crate) content: String,
+    /// Parts of tool calls in order, at most one for each call.
+    pub(crate) tool_calls: Vec<ToolCallDelta>,
     pub(crate) tokens: Vec<AnswerToken>,
 }
 
+/// The next part of a tool call. The parts of one call together are a JSON object in `arguments`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ToolCallDelta {
+    /// Which call of the answer this is, from 0.
+    pub(crate) index: usize,
+    /// In the first part of a call only.
+    pub(crate) begin: Option<ToolCallBegin>,
+    /// The next part of the arguments' JSON text.
+    pub(crate) arguments: String,
+}
+
+/// How a tool call begins.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ToolCallBegin {
+    /// Names the call in the client's next request.
+    pub(crate) id: String,
+    /// The tool's name.
+    pub(crate) name: String,
+}
+
 impl Delta {
+    /// Whether there is anything to tell apart from the tokens.
     pub(crate) fn has_text(&self) -> bool {
-        !(self.reasoning.is_empty() && self.content.is_empty())
+        !(self.reasoning.is_empty() && self.content.is_empty() && self.tool_calls.is_empty())
     }
 
     pub(crate) fn append(&mut self, other: Self) {
         self.reasoning.push_str(&other.reasoning);
         self.content.push_str(&other.content);
+        for part in other.tool_calls {
+            self.append_call(part);
+        }
         self.tokens.extend(other.tokens);
+    }
+
+    fn append_call(&mut self, part: ToolCallDelta) {
+        match self.tool_calls.last_mut() {
+            Some(last) if last.index == part.index => last.arguments.push_str(&part.arguments),
+            _ => self.tool_calls.push(part),
+        }
     }
 }
 
@@ -45,6 +78,9 @@ pub(crate) enum Finish {
     Stop,
     /// `max_tokens` or the context's end.
     Length,
+    /// The model waits for the results of its calls.
+    #[allow(dead_code, reason = "calls are not read out of the text yet")]
+    ToolCalls,
 }
 
 impl Finish {
@@ -52,6 +88,7 @@ impl Finish {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
         }
     }
 }

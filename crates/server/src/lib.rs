@@ -52,6 +52,7 @@ mod router;
 mod server;
 mod sse;
 mod tokens;
+mod tools;
 mod types;
 
 pub use engine_metrics::EngineMetrics;

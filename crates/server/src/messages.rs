@@ -166,52 +166,6 @@ fn parse_arguments(path: String, arguments: Option<Value>) -> Result<Value, ApiE
     if parsed.is_object() { Ok(parsed) } else { Err(ApiError::value(path, "a JSON object", &parsed)) }
 }
 
-/// The tools that the model may call; `None` when there are none or the request says not to call any.
-pub(crate) fn take_tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, ApiError> {
-    let tools = fields.list("tools")?.unwrap_or_default();
-    for (index, tool) in tools.iter().enumerate() {
-        check_tool(&format!("tools[{index}]"), tool)?;
-    }
-    let wanted = match fields.take("tool_choice") {
-        None => true,
-        Some(Value::String(choice)) if choice == "auto" => true,
-        Some(Value::String(choice)) if choice == "none" => false,
-        Some(other) => {
-            let message = format!(
-                "`tool_choice` {} is not supported yet by this server: send \"auto\" or \"none\"",
-                show(&other)
-            );
-            return Err(ApiError::field("tool_choice", message)
-                .with_code("unsupported_parameter")
-                .logged_as("`tool_choice` is not supported yet beyond \"auto\" and \"none\""));
-        }
-    };
-    Ok(Some(tools).filter(|tools| wanted && !tools.is_empty()))
-}
-
-fn check_tool(path: &str, tool: &Value) -> Result<(), ApiError> {
-    if !tool.is_object() {
-        return Err(ApiError::value(path, "an object", tool));
-    }
-    let kind = &tool["type"];
-    if kind != "function" {
-        return Err(ApiError::value(format!("{path}.type"), "\"function\"", kind));
-    }
-    let function = &tool["function"];
-    if !function.is_object() {
-        return Err(ApiError::value(format!("{path}.function"), "an object", function));
-    }
-    let name = &function["name"];
-    if name.as_str().is_none_or(str::is_empty) {
-        return Err(ApiError::value(format!("{path}.function.name"), "a string that is not empty", name));
-    }
-    let parameters = &function["parameters"];
-    if !(parameters.is_object() || parameters.is_null()) {
-        return Err(ApiError::value(format!("{path}.function.parameters"), "an object", parameters));
-    }
-    Ok(())
-}
-
 /// Puts all system messages into one at the start, for templates that allow no other place.
 pub(crate) fn gather_system(messages: &[Value]) -> Vec<Value> {
     let is_system = |message: &&Value| message["role"] == "system";

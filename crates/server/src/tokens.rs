@@ -16,9 +16,10 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::known;
 use crate::logprobs::label;
-use crate::messages::{take_messages, take_tools};
+use crate::messages::take_messages;
 use crate::params::parse_token_ids;
 use crate::prompt::{Conversation, context_limit, encode_chat, prepare, take_template_kwargs};
+use crate::tools::take_tools;
 
 #[derive(Serialize)]
 pub(crate) struct TokenizeBody {
@@ -104,7 +105,7 @@ fn take_text(fields: &mut Fields) -> Result<Option<String>, ApiError> {
 
 async fn tokenize_chat(app: &App, mut fields: Fields) -> Result<Vec<u32>, ApiError> {
     let messages = take_messages(app, &mut fields)?;
-    let tools = take_tools(&mut fields)?;
+    let tools = take_tools(&mut fields)?.definitions();
     let kwargs = take_template_kwargs(app, &mut fields)?;
     let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
     known::settle(app, &fields)?;
