@@ -25,6 +25,8 @@ pub struct Request {
     pub prompt: Arc<[u32]>,
     /// Separates tenants: a request finds in the prefix cache only what requests with the same salt left there.
     pub cache_salt: Option<Arc<str>>,
+    /// Who waits is admitted in this order: lower first, equal ones as they came.
+    pub priority: i32,
     /// How to sample.
     pub sampling: SamplingParams,
     /// Independent continuations of the prompt, at least 1. Choice `i` uses `seed + i` (wrapping).

@@ -106,12 +106,21 @@ fn check_tokens(request: &Request, vocab_limit: usize) -> Result<(), Refusal> {
     }
 }
 
-/// Requests that wait, first come first served: nobody overtakes the first one, so it is admitted as soon as
-/// enough of what runs has ended. Only who waits for something else than room is set aside meanwhile.
+/// Requests that wait, by priority, and first come first served among equals: nobody overtakes the first one but who is
+/// more urgent, so it is admitted as soon as enough of what runs has ended. Only who waits for something else than room
+/// is set aside meanwhile. Urgency does not grow with waiting: while more urgent requests keep coming, others wait.
 #[derive(Debug)]
 pub(crate) struct WaitingQueue<T> {
-    waiting: VecDeque<(Need, T)>,
-    aside: Vec<(Need, T)>,
+    /// Priorities ascend.
+    waiting: VecDeque<Entry<T>>,
+    aside: Vec<Entry<T>>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    priority: i32,
+    need: Need,
+    item: T,
 }
 
 impl<T> WaitingQueue<T> {
@@ -119,48 +128,52 @@ impl<T> WaitingQueue<T> {
         Self { waiting: VecDeque::new(), aside: Vec::new() }
     }
 
-    pub(crate) fn push(&mut self, need: Need, item: T) {
-        self.waiting.push_back((need, item));
+    /// Behind everybody of the same priority.
+    pub(crate) fn push(&mut self, priority: i32, need: Need, item: T) {
+        let at = self.waiting.partition_point(|entry| entry.priority <= priority);
+        self.waiting.insert(at, Entry { priority, need, item });
     }
 
     /// The first one, and what it needs.
     pub(crate) fn first(&self) -> Option<(Need, &T)> {
-        self.waiting.front().map(|(need, item)| (*need, item))
+        self.waiting.front().map(|entry| (entry.need, &entry.item))
     }
 
     /// Takes the first one out; those that are set aside come last.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        self.waiting.pop_front().or_else(|| self.aside.pop()).map(|(_, item)| item)
+        self.waiting.pop_front().or_else(|| self.aside.pop()).map(|entry| entry.item)
     }
 
     /// Sets the first one aside; `note` is to say until when.
     pub(crate) fn set_first_aside(&mut self, note: impl FnOnce(&mut T)) {
-        if let Some((need, mut item)) = self.waiting.pop_front() {
-            note(&mut item);
-            self.aside.push((need, item));
+        if let Some(mut entry) = self.waiting.pop_front() {
+            note(&mut entry.item);
+            self.aside.push(entry);
         }
     }
 
-    /// Puts those that were set aside and are `ready` before all others, in their order.
+    /// Puts those that were set aside and are `ready` before all others of their priority, in their order.
     pub(crate) fn bring_back(&mut self, ready: impl Fn(&T) -> bool) {
-        let (back, aside): (Vec<_>, Vec<_>) = self.aside.drain(..).partition(|(_, item)| ready(item));
+        let (back, aside): (Vec<_>, Vec<_>) = self.aside.drain(..).partition(|entry| ready(&entry.item));
         self.aside = aside;
         for entry in back.into_iter().rev() {
-            self.waiting.push_front(entry);
+            let at = self.waiting.partition_point(|other| other.priority < entry.priority);
+            self.waiting.insert(at, entry);
         }
     }
 
     /// Takes out those for which `gone` holds, in order.
     pub(crate) fn take_where(&mut self, gone: impl Fn(&T) -> bool) -> Vec<T> {
-        if !self.waiting.iter().chain(&self.aside).any(|(_, item)| gone(item)) {
+        if !self.waiting.iter().chain(&self.aside).any(|entry| gone(&entry.item)) {
             return Vec::new();
         }
-        let (mut out, kept): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(|(_, item)| gone(item));
+        let (mut out, kept): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(|entry| gone(&entry.item));
         self.waiting = kept.into();
-        let (out_of_aside, kept): (Vec<_>, Vec<_>) = self.aside.drain(..).partition(|(_, item)| gone(item));
+        let (out_of_aside, kept): (Vec<_>, Vec<_>) =
+            self.aside.drain(..).partition(|entry| gone(&entry.item));
         self.aside = kept;
         out.extend(out_of_aside);
-        out.into_iter().map(|(_, item)| item).collect()
+        out.into_iter().map(|entry| entry.item).collect()
     }
 }
 
@@ -178,6 +191,7 @@ mod tests {
             id: "r".into(),
             prompt: vec![1; prompt_tokens].into(),
             cache_salt: None,
+            priority: 0,
             sampling: SamplingParams { max_tokens, ..SamplingParams::default() },
             choices,
             prompt_logprobs: None,
@@ -198,7 +212,7 @@ mod tests {
     fn who_is_set_aside_comes_back_before_the_others() {
         let mut queue = WaitingQueue::new();
         let need = Need::of(&request(10, 10, 1), &LIMITS).unwrap();
-        (0..6).for_each(|item| queue.push(need, item));
+        (0..6).for_each(|item| queue.push(0, need, item));
         let aside = |queue: &mut WaitingQueue<i32>| queue.set_first_aside(|item| *item += 10);
         (0..3).for_each(|_| aside(&mut queue));
         assert_eq!(queue.first().map(|(_, item)| *item), Some(3));
@@ -206,6 +220,22 @@ mod tests {
         assert_eq!(queue.take_where(|item| *item == 4), [4]);
         let order: Vec<i32> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, [10, 12, 3, 5, 11]);
+    }
+
+    #[test]
+    fn the_more_urgent_comes_first_and_equals_keep_their_order() {
+        let mut queue = WaitingQueue::new();
+        let need = Need::of(&request(10, 10, 1), &LIMITS).unwrap();
+        for (priority, item) in [(0, 1), (5, 2), (-1, 3), (0, 4), (i32::MIN, 5), (i32::MAX, 6), (-1, 7)] {
+            queue.push(priority, need, item);
+        }
+        assert_eq!(queue.pop(), Some(5));
+        (0..3).for_each(|_| queue.set_first_aside(|_| ()));
+        assert_eq!(queue.first().map(|(_, item)| *item), Some(4), "3, 7 and 1 wait for something else");
+        queue.push(0, need, 8);
+        queue.bring_back(|item| *item != 7);
+        let order: Vec<i32> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, [3, 1, 4, 8, 2, 6, 7]);
     }
 
     #[test]
@@ -222,21 +252,23 @@ mod tests {
     }
 
     proptest! {
-        /// Everything that is not refused runs in the end, in order, whatever else was admitted before.
+        /// Everything that is not refused runs in the end, by priority and arrival, whatever else was admitted before.
         #[test]
         fn nothing_waits_for_ever(
-            requests in prop::collection::vec((1usize..700, 0usize..700, 1usize..6), 1..30),
+            requests in prop::collection::vec((1usize..700, 0usize..700, 1usize..6, -2i32..2), 1..30),
             ends in prop::collection::vec(0usize..100, 40),
         ) {
             let mut queue = WaitingQueue::new();
             let mut expected = Vec::new();
-            for (index, (prompt, new, choices)) in requests.into_iter().enumerate() {
+            for (index, (prompt, new, choices, priority)) in requests.into_iter().enumerate() {
                 if let Ok(need) = Need::of(&request(prompt, new, choices), &LIMITS) {
                     prop_assert!(need.pages() <= LIMITS.pages && need.choices <= LIMITS.slots);
-                    queue.push(need, index);
-                    expected.push(index);
+                    queue.push(priority, need, index);
+                    expected.push((priority, index));
                 }
             }
+            expected.sort_unstable();
+            let expected: Vec<usize> = expected.into_iter().map(|(_, index)| index).collect();
             let (mut pages, mut slots) = (LIMITS.pages, LIMITS.slots);
             let mut running: Vec<Need> = Vec::new();
             let mut admitted = Vec::new();

@@ -168,7 +168,8 @@ impl<M: StepModel> Engine<M> {
     }
 
     pub(crate) fn push_waiting(&mut self, need: Need, arrival: Arrival) {
-        self.waiting.push(need, arrival);
+        let priority = arrival.submission.request.priority;
+        self.waiting.push(priority, need, arrival);
     }
 
     /// Forgets requests, and single choices, that nobody waits for.

@@ -237,6 +237,7 @@ mod tests {
             id: "r".into(),
             prompt,
             cache_salt: None,
+            priority: 0,
             sampling,
             choices: 1,
             prompt_logprobs: None,

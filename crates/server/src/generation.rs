@@ -94,6 +94,7 @@ impl Generation {
                 id: format!("{id}-{index}"),
                 prompt: Arc::clone(&prompt.ids),
                 cache_salt: params.cache_salt.clone(),
+                priority: params.priority,
                 sampling: SamplingParams {
                     max_tokens: prompt.max_tokens,
                     seed: params.seed.unwrap_or_else(random_u64),

@@ -61,7 +61,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("documents", &["[]"]),
     ("mm_processor_kwargs", &["{}"]),
     ("images", &["[]"]),
-    ("priority", &["0"]),
     ("thinking_token_budget", &[]),
     ("thinking_budget", &[]),
     ("reasoning_budget", &["-1"]),

@@ -25,6 +25,8 @@ pub(crate) struct Params {
     pub(crate) seed: Option<u64>,
     /// See [`qwill_contract::Request::cache_salt`].
     pub(crate) cache_salt: Option<Arc<str>>,
+    /// See [`qwill_contract::Request::priority`].
+    pub(crate) priority: i32,
     /// As the client gave it.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) choices: usize,
@@ -57,6 +59,7 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
     let sampling = take_sampling(app, fields)?;
     let seed = take_seed(fields)?;
     let cache_salt = take_cache_salt(fields)?;
+    let priority = take_priority(fields)?;
     if let Some(most) = max_tokens
         && sampling.min_tokens > most
     {
@@ -77,6 +80,7 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
         sampling,
         seed,
         cache_salt,
+        priority,
         max_tokens,
         choices,
         prompt_logprobs: None,
@@ -137,6 +141,13 @@ fn take_seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
     let Some(value) = fields.take("seed") else { return Ok(None) };
     let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
     seed.map(Some).ok_or_else(|| ApiError::value("seed", "a 64-bit integer", &value))
+}
+
+/// Lower is more urgent; 0 where nothing is said.
+fn take_priority(fields: &mut Fields) -> Result<i32, ApiError> {
+    let in_range = |priority: i64| i32::try_from(priority).is_ok();
+    let priority = fields.integer("priority", "a whole number of 32 bits", in_range)?;
+    Ok(priority.unwrap_or(0) as i32)
 }
 
 /// Any text but the empty one, which is none.

@@ -14,6 +14,7 @@ pub(crate) fn request(prompt: &[u32], sampling: SamplingParams) -> Request {
         id: "test".into(),
         prompt: prompt.into(),
         cache_salt: None,
+        priority: 0,
         sampling,
         choices: 1,
         prompt_logprobs: None,

@@ -141,7 +141,6 @@ pub(crate) fn unsupported_rows() -> Vec<Row> {
         ("length_penalty", json!(0.5), "got 0.5"),
         ("prompt_logprobs", json!(1), "not supported yet"),
         ("truncate_prompt_tokens", json!(10), "not supported yet"),
-        ("priority", json!(3), "got 3"),
         ("typical_p", json!(0.5), "got 0.5"),
         ("mirostat", json!(2), "got 2"),
         ("xtc_probability", json!(0.5), "got 0.5"),
