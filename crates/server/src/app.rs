@@ -10,6 +10,7 @@ use qwill_contract::{EngineFacts, EngineHandle};
 use tokio::sync::{Semaphore, watch};
 
 use crate::auth::Keys;
+use crate::cors;
 use crate::error::{ApiError, ServerError};
 use crate::health::StallWatch;
 use crate::host::Names;
@@ -46,10 +47,10 @@ impl App {
         engine: EngineHandle,
         text: TextModel,
     ) -> Result<Arc<Self>, ServerError> {
-        check(&options, engine.facts())?;
+        check(&options, address, engine.facts())?;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Arc::new(Self {
-            keys: Keys::new(&options.api_keys),
+            keys: Keys::new(&options.api_keys, options.admin_key.as_deref()),
             host_names: Names::of(&options, address),
             metrics: Arc::new(Metrics::new(engine.facts())?),
             stall_watch: StallWatch::new(options.stall_timeout),
@@ -121,11 +122,16 @@ impl App {
     }
 }
 
-fn check(options: &ServerOptions, facts: &EngineFacts) -> Result<(), ServerError> {
+fn check(options: &ServerOptions, address: IpAddr, facts: &EngineFacts) -> Result<(), ServerError> {
     let fail = |option, problem: &str| Err(ServerError::Option { option, problem: problem.into() });
-    if options.api_keys.iter().any(|key| key.trim().is_empty()) {
+    let secrets = options.api_keys.iter().map(|key| key.secret.as_str()).chain(options.admin_key.as_deref());
+    if secrets.into_iter().any(|key| key.trim().is_empty()) {
         return fail("api_keys", "contains an empty key");
     }
+    if options.api_keys.is_empty() && !options.allow_no_key && !address.to_canonical().is_loopback() {
+        return fail("api_keys", "must not be empty on an address that others can reach");
+    }
+    cors::check(&options.cors_origins)?;
     if options.max_connections == 0 {
         return fail("max_connections", "must be at least 1");
     }

@@ -1,46 +1,133 @@
 //! API keys.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
-use subtle::{Choice, ConstantTimeEq};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
 
+use crate::accounts::Account;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::keys::{ApiKey, RateLimits};
+use crate::request_id::RequestId;
 
-/// Digests of the keys that open the server. Comparing digests takes the same time whatever was sent, and no
-/// key stays in memory in the clear.
-pub(crate) struct Keys(Vec<[u8; 32]>);
+/// Who sent the request in hand.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    pub(crate) request_id: String,
+    pub(crate) caller: Arc<Account>,
+}
+
+/// The keys that open the server; they can be exchanged while it runs.
+pub(crate) struct Keys(RwLock<Arc<Table>>);
+
+/// Digests of keys and whose they are. Comparing digests takes the same time whatever was sent, and no key stays in
+/// memory in the clear.
+struct Table {
+    keys: Vec<([u8; 32], Arc<Account>)>,
+    /// The one that opens everything.
+    admin: Option<([u8; 32], Arc<Account>)>,
+    /// Whoever sends no key, where none is needed.
+    anybody: Arc<Account>,
+}
 
 impl Keys {
-    pub(crate) fn new(keys: &[String]) -> Self {
-        Self(keys.iter().map(|key| Sha256::digest(key.as_bytes()).into()).collect())
+    pub(crate) fn new(keys: &[ApiKey], admin: Option<&str>) -> Self {
+        let account =
+            |name: &str, admin| Arc::new(Account::new(name.to_owned(), admin, RateLimits::default()));
+        let table = Table {
+            keys: keys_with_accounts(keys, &[]),
+            admin: admin.map(|secret| (digest(secret.as_bytes()), account("admin", true))),
+            anybody: account("anybody", false),
+        };
+        Self(RwLock::new(Arc::new(table)))
     }
 
-    /// Whether anybody may use the server.
-    pub(crate) fn is_open(&self) -> bool {
-        self.0.is_empty()
+    /// Takes other keys from now on. Who keeps a name and its limits keeps what was used of them.
+    pub(crate) fn replace(&self, keys: &[ApiKey]) {
+        let old = self.table();
+        let (admin, anybody) = (old.admin.clone(), Arc::clone(&old.anybody));
+        let table = Table { keys: keys_with_accounts(keys, &old.keys), admin, anybody };
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }
 
-    /// Whether `presented` is one of the keys; looks at all of them in any case.
-    fn accept(&self, presented: &[u8]) -> bool {
-        let digest: [u8; 32] = Sha256::digest(presented).into();
-        let found = self.0.iter().fold(Choice::from(0), |found, key| found | key.ct_eq(&digest));
-        found.into()
+    fn table(&self) -> Arc<Table> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whose key `presented` is.
+    fn holder(&self, presented: Option<&[u8]>) -> Option<Arc<Account>> {
+        let table = self.table();
+        let known = presented.and_then(|presented| table.find(&digest(presented)));
+        known.or_else(|| table.keys.is_empty().then(|| Arc::clone(&table.anybody)))
     }
 }
 
-/// Answers 401 to everything but the open paths when there are keys and the request has none of them.
-pub(crate) async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let open = app.keys.is_open()
-        || request.method() == Method::OPTIONS
-        || is_open_path(request.uri().path())
-        || presented_key(request.headers()).is_some_and(|key| app.keys.accept(key));
-    if open { next.run(request).await } else { unauthorized(request.headers()).into_response() }
+impl Table {
+    /// Looks at all keys in any case.
+    fn find(&self, presented: &[u8; 32]) -> Option<Arc<Account>> {
+        const NONE: u32 = u32::MAX;
+        let mut found = NONE;
+        for (index, (key, _)) in self.keys.iter().chain(&self.admin).enumerate() {
+            found.conditional_assign(&(index as u32), key.ct_eq(presented));
+        }
+        let (_, account) = self.keys.iter().chain(&self.admin).nth(found as usize)?;
+        Some(Arc::clone(account))
+    }
+}
+
+fn digest(secret: &[u8]) -> [u8; 32] {
+    Sha256::digest(secret).into()
+}
+
+/// Every key with its holder: one of `old` where name and limits are the same.
+fn keys_with_accounts(keys: &[ApiKey], old: &[([u8; 32], Arc<Account>)]) -> Vec<([u8; 32], Arc<Account>)> {
+    let holder = |(index, key): (usize, &ApiKey)| {
+        let name = key.name.clone().unwrap_or_else(|| format!("key-{}", index + 1));
+        let is_it = |account: &&Arc<Account>| account.name == name && account.limits() == key.limits;
+        let known = old.iter().map(|(_, account)| account).find(is_it).cloned();
+        let account = known.unwrap_or_else(|| Arc::new(Account::new(name, false, key.limits)));
+        (digest(key.secret.as_bytes()), account)
+    };
+    keys.iter().enumerate().map(holder).collect()
+}
+
+/// Finds out who asks. Answers 401 to everything but the open paths when there are keys and the request has none of
+/// them, 403 where only the admin's key will do.
+pub(crate) async fn require_key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let holder = app.keys.holder(presented_key(request.headers()));
+    let path = request.uri().path();
+    let open = request.method() == Method::OPTIONS || is_open_path(path);
+    let caller = match holder {
+        Some(caller) if caller.admin || !is_admin_path(path) => caller,
+        Some(_) => return needs_admin(&app, path).into_response(),
+        None if open => Arc::clone(&app.keys.table().anybody),
+        None => return unauthorized(request.headers()).into_response(),
+    };
+    let request_id = request.extensions().get::<RequestId>().map(|RequestId(id)| id.clone());
+    let request_id = request_id.unwrap_or_default();
+    request.extensions_mut().insert(Origin { request_id, caller: Arc::clone(&caller) });
+    let mut response = next.run(request).await;
+    caller.show(Instant::now(), response.headers_mut());
+    response
+}
+
+/// What touches everybody's work.
+fn is_admin_path(path: &str) -> bool {
+    matches!(path, "/flush_cache")
+}
+
+fn needs_admin(app: &App, path: &str) -> ApiError {
+    let message = match app.options.admin_key {
+        Some(_) => format!("{path} needs the admin's key"),
+        None => format!("{path} needs an admin's key and this server has none: see --admin-key"),
+    };
+    ApiError::new(StatusCode::FORBIDDEN, message).with_code("admin_key_needed").closing()
 }
 
 /// What says nothing about anybody's work: the server's health and version, and the page, which asks for a key.
@@ -69,14 +156,36 @@ fn unauthorized(headers: &HeaderMap) -> ApiError {
 mod tests {
     use super::*;
 
+    fn name_of(keys: &Keys, presented: &str) -> Option<String> {
+        keys.holder(Some(presented.as_bytes())).map(|account| account.name.clone())
+    }
+
     #[test]
     fn accepts_each_key_and_nothing_else() {
-        let keys = Keys::new(&["alpha".into(), "beta".into()]);
-        assert!(keys.accept(b"alpha") && keys.accept(b"beta"));
-        for wrong in [&b"alph"[..], b"alphaa", b"", b"ALPHA", b"alphabeta"] {
-            assert!(!keys.accept(wrong));
+        let named = ApiKey { name: Some("bob".into()), ..ApiKey::from("beta") };
+        let keys = Keys::new(&["alpha".into(), named], Some("root"));
+        assert_eq!(name_of(&keys, "alpha").as_deref(), Some("key-1"));
+        assert_eq!(name_of(&keys, "beta").as_deref(), Some("bob"));
+        assert!(keys.holder(Some(b"root")).unwrap().admin && !keys.holder(Some(b"beta")).unwrap().admin);
+        for wrong in ["alph", "alphaa", "", "ALPHA", "alphabeta", "bob"] {
+            assert_eq!(name_of(&keys, wrong), None);
         }
-        assert!(!keys.is_open() && Keys::new(&[]).is_open());
+        assert!(keys.holder(None).is_none());
+        let open = Keys::new(&[], Some("root"));
+        assert_eq!(open.holder(None).unwrap().name, "anybody");
+        assert_eq!(name_of(&open, "whatever").as_deref(), Some("anybody"));
+        assert!(open.holder(Some(b"root")).unwrap().admin);
+    }
+
+    #[test]
+    fn other_keys_take_over_and_what_was_used_stays_used() {
+        let limits = RateLimits { requests_per_minute: Some(1), tokens_per_minute: None };
+        let alice = |secret: &str| ApiKey { name: Some("alice".into()), limits, ..secret.into() };
+        let keys = Keys::new(&[alice("old"), "gone".into()], None);
+        keys.holder(Some(b"old")).unwrap().admit(1, Instant::now()).unwrap();
+        keys.replace(&[alice("new")]);
+        assert!(keys.holder(Some(b"old")).is_none() && keys.holder(Some(b"gone")).is_none());
+        keys.holder(Some(b"new")).unwrap().admit(1, Instant::now()).unwrap_err();
     }
 
     #[test]

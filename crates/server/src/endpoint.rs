@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::app::App;
+use crate::auth::Origin;
 use crate::body::read_object;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -20,7 +21,6 @@ use crate::log::Record;
 use crate::params::Params;
 use crate::prompt::Prompt;
 use crate::random::random_id;
-use crate::request_id::RequestId;
 use crate::sse::{self, Events};
 
 /// A request of one endpoint, read and checked.
@@ -64,11 +64,11 @@ pub(crate) trait Answer: Send + 'static {
 /// The handler of an endpoint.
 pub(crate) async fn handle<E: Endpoint>(
     State(app): State<Arc<App>>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
+    Extension(origin): Extension<Origin>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let record = Record::new(&app, E::PATH, request_id);
+    let record = Record::new(&app, E::PATH, origin);
     match answer::<E>(&app, &record, &headers, body).await {
         Ok(response) => response,
         Err(error) => {

@@ -184,7 +184,7 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.body())).into_response();
         let headers = response.headers_mut();
         if let Some(wait) = self.retry_after {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs().max(1)));
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
         }
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -195,6 +195,11 @@ impl IntoResponse for ApiError {
         response.extensions_mut().insert(self);
         response
     }
+}
+
+/// A time to wait as `Retry-After` says it: rounded up, so that it is over then.
+pub(crate) fn whole_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
 /// A value as it goes into a message: compact JSON, cut after a line's worth.

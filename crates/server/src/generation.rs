@@ -73,9 +73,9 @@ impl Generation {
         params: &Params,
     ) -> Result<Self, ApiError> {
         app.check_ready()?;
-        let (sender, events) = unbounded_channel();
         let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
-        record.facts().prompt_tokens = prompt_tokens;
+        record.admit(prompt_tokens)?;
+        let (sender, events) = unbounded_channel();
         let mut generation = Self {
             events,
             requests: Vec::with_capacity(prompts.len()),

@@ -22,6 +22,7 @@
 //!   unknown fields are ignored with one warning per name in the log, or refused with
 //!   [`ServerOptions::strict_params`].
 
+mod accounts;
 mod app;
 mod auth;
 mod body;
@@ -37,6 +38,7 @@ mod fields;
 mod generation;
 mod health;
 mod host;
+mod keys;
 mod known;
 mod log;
 mod logprobs;
@@ -57,5 +59,6 @@ mod types;
 
 pub use engine_metrics::EngineMetrics;
 pub use error::ServerError;
+pub use keys::{ApiKey, KeyFileError, RateLimits};
 pub use options::{SamplingDefaults, ServerOptions, TextModel};
-pub use server::Server;
+pub use server::{KeyRing, Server};

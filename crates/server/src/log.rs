@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 
 use crate::app::App;
+use crate::auth::Origin;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 
@@ -16,8 +17,8 @@ pub(crate) const CLIENT_CLOSED: u16 = 499;
 pub(crate) struct Record {
     metrics: Arc<Metrics>,
     endpoint: &'static str,
-    request_id: String,
-    started: Instant,
+    origin: Origin,
+    pub(crate) started: Instant,
     facts: Mutex<Facts>,
 }
 
@@ -40,11 +41,11 @@ pub(crate) struct Facts {
 }
 
 impl Record {
-    pub(crate) fn new(app: &App, endpoint: &'static str, request_id: String) -> Arc<Self> {
+    pub(crate) fn new(app: &App, endpoint: &'static str, origin: Origin) -> Arc<Self> {
         Arc::new(Self {
             metrics: Arc::clone(&app.metrics),
             endpoint,
-            request_id,
+            origin,
             started: Instant::now(),
             facts: Mutex::default(),
         })
@@ -52,6 +53,13 @@ impl Record {
 
     pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a prompt on its caller's account.
+    pub(crate) fn admit(&self, prompt_tokens: usize) -> Result<(), ApiError> {
+        self.origin.caller.admit(prompt_tokens, Instant::now())?;
+        self.facts().prompt_tokens = prompt_tokens;
+        Ok(())
     }
 
     /// The request failed; the first failure counts.
@@ -77,6 +85,7 @@ impl Record {
     /// `count` tokens arrived in one step.
     pub(crate) fn note_tokens(&self, count: usize) {
         let now = self.started.elapsed();
+        self.origin.caller.charge(count, Instant::now());
         let mut facts = self.facts();
         facts.generated_tokens += count;
         if facts.first_token.is_none() {
@@ -97,11 +106,14 @@ impl Drop for Record {
         let facts = self.facts().clone();
         let elapsed = self.started.elapsed();
         let finish = facts.finish.unwrap_or("cancelled");
+        let caller = &self.origin.caller;
         self.metrics.request_finished(self.endpoint, finish, elapsed);
+        self.metrics.used(&caller.name, facts.prompt_tokens, facts.generated_tokens);
         let millis =
             |duration: Option<Duration>| duration.map(|duration| rounded(duration.as_secs_f64() * 1e3));
         tracing::info!(
-            id = self.request_id,
+            id = self.origin.request_id,
+            key = caller.name,
             endpoint = self.endpoint,
             model = facts.model,
             stream = facts.stream,

@@ -88,6 +88,17 @@ impl Metrics {
         });
     }
 
+    /// A request with so many tokens was done for the holder of a key.
+    pub(crate) fn used(&self, key: &str, prompt_tokens: usize, generated_tokens: usize) {
+        self.with(|| {
+            counter!("qwill_key_requests_total", "key" => key.to_owned()).increment(1);
+            counter!("qwill_key_prompt_tokens_total", "key" => key.to_owned())
+                .increment(prompt_tokens as u64);
+            counter!("qwill_key_generated_tokens_total", "key" => key.to_owned())
+                .increment(generated_tokens as u64);
+        });
+    }
+
     /// Moves recorded values into their buckets; otherwise they pile up until somebody asks for them.
     pub(crate) fn upkeep(&self) {
         self.recorder.handle().run_upkeep();
@@ -158,6 +169,9 @@ fn describe() {
         "qwill_requests_finished_total",
         "Generation requests by endpoint and how they ended: stop, length, error, cancelled"
     );
+    describe_counter!("qwill_key_requests_total", "Generation requests by the name of their key");
+    describe_counter!("qwill_key_prompt_tokens_total", "Prompt tokens of these requests");
+    describe_counter!("qwill_key_generated_tokens_total", "Tokens generated for these requests");
     describe_counter!("qwill_prompt_tokens_total", "Prompt tokens processed");
     describe_counter!("qwill_generated_tokens_total", "Tokens generated");
     describe_counter!("qwill_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache");

@@ -7,15 +7,22 @@ use std::time::Duration;
 use qwill_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value};
 
-use crate::EngineMetrics;
+use crate::{ApiKey, EngineMetrics};
 
 /// Settings of a server. [`ServerOptions::default`] is right for one person on one machine.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ServerOptions {
     /// Address to listen on; port 0 picks a free one.
     pub bind: SocketAddr,
     /// Keys that open the server. None: it is open to everybody who reaches the address.
-    pub api_keys: Vec<String>,
+    pub api_keys: Vec<ApiKey>,
+    /// A further key, which also opens what touches everybody's work. Without one nobody may do that.
+    pub admin_key: Option<String>,
+    /// Listen on an address that others can reach although there is no key.
+    pub allow_no_key: bool,
+    /// Origins whose pages may use the server: `loopback` for those of this machine, `*` for all, or one such as
+    /// `https://chat.example`.
+    pub cors_origins: Vec<String>,
     /// Names, besides those of this machine, that requests may be addressed to when the server has no keys and
     /// listens on a loopback address; other servers answer to any name.
     pub allowed_hosts: Vec<String>,
@@ -51,6 +58,9 @@ impl Default for ServerOptions {
         Self {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 18020)),
             api_keys: Vec::new(),
+            admin_key: None,
+            allow_no_key: false,
+            cors_origins: vec!["loopback".to_owned()],
             allowed_hosts: Vec::new(),
             max_connections: 1024,
             body_limit_bytes: 32 << 20,

@@ -73,7 +73,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), host::require_known))
         .layer(from_fn(survive_panics))
         .layer(from_fn_with_state(Arc::clone(&app), count))
-        .layer(from_fn(cors::allow_loopback))
+        .layer(from_fn_with_state(Arc::clone(&app), cors::allow))
         .layer(from_fn(request_id::tag))
         .with_state(app)
 }

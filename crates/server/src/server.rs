@@ -16,6 +16,7 @@ use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use crate::app::App;
 use crate::connection::{self, Limits};
 use crate::error::ServerError;
+use crate::keys::ApiKey;
 use crate::options::{ServerOptions, TextModel};
 use crate::router::router;
 
@@ -33,6 +34,28 @@ pub struct Server {
     listener: TcpListener,
     local_addr: SocketAddr,
     app: Arc<App>,
+}
+
+/// The keys of a server.
+#[derive(Clone)]
+pub struct KeyRing(Arc<App>);
+
+impl KeyRing {
+    /// Takes these keys instead of the ones before. Whoever keeps a name and its limits keeps what was used of them. A
+    /// server that has keys is not opened to everybody this way.
+    ///
+    /// # Errors
+    /// [`ServerError::Option`] when there is none, or an empty one; the old ones hold then.
+    pub fn replace(&self, keys: &[ApiKey]) -> Result<(), ServerError> {
+        if keys.is_empty() || keys.iter().any(|key| key.secret.trim().is_empty()) {
+            return Err(ServerError::Option {
+                option: "api_keys",
+                problem: "has no key, or an empty one".into(),
+            });
+        }
+        self.0.keys.replace(keys);
+        Ok(())
+    }
 }
 
 impl Server {
@@ -70,6 +93,11 @@ impl Server {
         let local_addr = listener.local_addr()?;
         let app = App::new(options, local_addr.ip(), engine, text)?;
         Ok(Self { listener, local_addr, app })
+    }
+
+    /// Exchanges the keys, also while the server runs.
+    pub fn key_ring(&self) -> KeyRing {
+        KeyRing(Arc::clone(&self.app))
     }
 
     /// The address listened on, with the port that port 0 became.

@@ -12,9 +12,9 @@ use crate::env;
 
 const DEFAULT_MAX_STALL_MS: u64 = DEFAULT_MAX_STALL.as_millis() as u64;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct ListenArgs {
-    /// Address to listen on; 0.0.0.0 opens the server to the network: set a key then
+    /// Address to listen on; 0.0.0.0 opens the server to the network, for which a key is needed
     #[arg(long, default_value = "127.0.0.1", env = env::HOST, help_heading = "Server")]
     pub(crate) host: IpAddr,
     /// Port to listen on; 0 takes a free one and prints it
@@ -24,9 +24,21 @@ pub(crate) struct ListenArgs {
     #[arg(long, value_name = "KEY", env = env::API_KEY, hide_env_values = true, value_delimiter = ',')]
     #[arg(help_heading = "Server")]
     pub(crate) api_key: Vec<String>,
-    /// File with one key a line; empty lines and lines that begin with # are skipped
-    #[arg(long, value_name = "FILE", env = env::API_KEY_FILE, help_heading = "Server")]
-    pub(crate) api_key_file: Option<PathBuf>,
+    /// File with a key a line: `KEY`, or `NAME KEY`, with limits where wanted: `alice sk-1 requests/min=60
+    /// tokens/min=100000`. What follows a # is skipped. SIGHUP reads it again
+    #[arg(long, value_name = "FILE", env = env::API_KEYS_FILE, help_heading = "Server")]
+    pub(crate) api_keys_file: Option<PathBuf>,
+    /// Key that also opens what touches everybody's work, such as emptying the prefix cache
+    #[arg(long, value_name = "KEY", env = env::ADMIN_KEY, hide_env_values = true, help_heading = "Server")]
+    pub(crate) admin_key: Option<String>,
+    /// Listen on an address that others can reach although no key is set
+    #[arg(long, env = env::ALLOW_NO_KEY, help_heading = "Server")]
+    pub(crate) allow_no_key: bool,
+    /// Whose web pages may use the server: `loopback` for those of this machine, `*` for all, `none`, or origins such
+    /// as `https://chat.example`, separated by commas
+    #[arg(long, value_name = "ORIGINS", default_value = "loopback", env = env::CORS_ORIGINS, value_delimiter = ',')]
+    #[arg(help_heading = "Server")]
+    pub(crate) cors_origins: Vec<String>,
     /// Host name that requests may be addressed to besides this machine's own; may be given several times. Only a
     /// server without keys on a loopback address looks at it
     #[arg(long, value_name = "NAME", env = env::ALLOWED_HOST, value_delimiter = ',', help_heading = "Server")]

@@ -1,7 +1,6 @@
 //! `qwill serve`: everything is checked and loaded, then the port opens, then signals decide.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -11,9 +10,10 @@ use qwill_weights::GenerationDefaults;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{ListenArgs, LogFormat, SamplingArgs, ServeArgs};
-use crate::failure::Hinted;
 use crate::launch::{self, Launch, Serving};
 use crate::{logging, screen};
+
+mod keys;
 
 /// Exit code after a second signal: 128 + SIGINT, as a shell would report it.
 const INTERRUPTED: i32 = 130;
@@ -32,10 +32,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     // A taken port should fail now, not after a long load. It stays closed until the model is ready, so that
     // whoever can connect gets an answer.
     launch::check_address(bind)?;
-    let api_keys = api_keys(&arguments.listen)?;
-    if api_keys.is_empty() && !bind.ip().is_loopback() {
-        tracing::warn!("{bind} is open to the network and no key is set: see --api-key");
-    }
+    let api_keys = keys::of(&arguments.listen)?;
+    keys::check_openness(bind, &api_keys, &arguments.listen)?;
 
     let ServeArgs { model, random, device, numerics, memory, speculation, .. } = arguments;
     let launch = Launch::prepare(model, Some(random), device, numerics, memory, speculation)?
@@ -56,6 +54,9 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
         strict_params: arguments.listen.strict_params,
         chat_template_kwargs: launch.source.origin.template_arguments(arguments.listen.thinking),
         api_keys,
+        admin_key: arguments.listen.admin_key.clone(),
+        allow_no_key: arguments.listen.allow_no_key,
+        cors_origins: cors_origins(&arguments.listen),
         engine_metrics: Some(EngineMetrics::install()?),
         ..ServerOptions::default()
     };
@@ -87,7 +88,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
             );
         }
     };
-    let served = serve(options, handle, text, announce);
+    let served = serve(options, handle, text, &arguments.listen, announce);
     let ended = engine.stop_within(STOP_PATIENCE).map_err(anyhow::Error::from);
     served.and(ended)
 }
@@ -127,6 +128,7 @@ fn serve(
     options: ServerOptions,
     engine: qwill_contract::EngineHandle,
     text: TextModel,
+    listen: &ListenArgs,
     announce: impl FnOnce(SocketAddr, bool),
 ) -> Result<()> {
     let runtime =
@@ -136,6 +138,9 @@ fn serve(
         // Signals are caught before the address is announced: whoever reads it may send one at once.
         let shutdown = shutdown()?;
         let server = Server::bind(options, engine, text).await?;
+        if listen.api_keys_file.is_some() {
+            keys::reload_on_hangup(server.key_ring(), listen.clone())?;
+        }
         announce(server.local_addr(), with_key);
         server.run(shutdown).await?;
         Ok(())
@@ -163,39 +168,9 @@ fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static> {
     })
 }
 
-/// Keys from flags, the variable and the file, without repetitions.
-fn api_keys(arguments: &ListenArgs) -> Result<Vec<String>> {
-    let mut keys = arguments.api_key.clone();
-    if let Some(path) = &arguments.api_key_file {
-        keys.extend(keys_in(path)?);
-    }
-    if keys.iter().any(|key| key.trim().is_empty()) {
-        return Err(Hinted::error(
-            "--api-key is empty",
-            "give a key of at least one character, or no flag at all",
-        ));
-    }
-    keys.sort();
-    keys.dedup();
-    Ok(keys)
-}
-
-fn keys_in(path: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("--api-key-file {}", path.display()))?;
-    let keys: Vec<String> = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(str::to_owned)
-        .collect();
-    // An empty file would leave the server open although somebody wanted it closed.
-    if keys.is_empty() {
-        return Err(Hinted::error(
-            format!("--api-key-file {}: there is no key in it", path.display()),
-            "write one key a line",
-        ));
-    }
-    Ok(keys)
+/// `none` is no origin.
+fn cors_origins(arguments: &ListenArgs) -> Vec<String> {
+    arguments.cors_origins.iter().filter(|origin| *origin != "none").cloned().collect()
 }
 
 /// Flags first, then what the checkpoint's makers chose, then the `OpenAI` defaults.
@@ -221,7 +196,6 @@ pub(crate) fn defaults(model: &GenerationDefaults, flags: &SamplingArgs) -> Samp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
 
     #[test]
     fn sampling_defaults_come_from_flags_then_the_model_then_convention() {
@@ -253,14 +227,5 @@ mod tests {
             defaults(&model, &SamplingArgs { temperature: Some(1.5), ..SamplingArgs::default() }).temperature,
             1.5
         );
-    }
-
-    #[test]
-    fn a_key_file_holds_one_key_a_line_and_must_hold_one() {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        write!(file, "# team\n alpha \n\nbeta\n").unwrap();
-        assert_eq!(keys_in(file.path()).unwrap(), ["alpha", "beta"]);
-        let empty = tempfile::NamedTempFile::new().unwrap();
-        assert!(keys_in(empty.path()).is_err());
     }
 }

@@ -112,9 +112,16 @@ fn a_port_in_use() {
 #[test]
 fn a_key_file_without_a_key() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let output = run(&["serve", "--port", "0", "--api-key-file", &file.path().display().to_string()]);
+    let output = run(&["serve", "--port", "0", "--api-keys-file", &file.path().display().to_string()]);
     assert_eq!(output.status.code(), Some(1));
     insta::assert_snapshot!(stderr(&output, Some(file.path())));
+}
+
+#[test]
+fn a_server_without_a_key_does_not_open_itself_to_a_network() {
+    let output = run(&["serve", "--host", "0.0.0.0", "--port", "0"]);
+    assert_eq!(output.status.code(), Some(1));
+    insta::assert_snapshot!(stderr(&output, None));
 }
 
 #[test]

@@ -169,6 +169,9 @@ async fn bad_options_are_refused() {
     let (engine, _stage) = engine::start(engine::facts(), one_by_one(Vec::new()));
     let mut wrong = vec![
         ServerOptions { api_keys: vec![" ".into()], ..Default::default() },
+        ServerOptions { admin_key: Some(String::new()), ..Default::default() },
+        ServerOptions { bind: ([0, 0, 0, 0], 0).into(), ..Default::default() },
+        ServerOptions { cors_origins: vec!["chat.example".into()], ..Default::default() },
         ServerOptions { body_limit_bytes: 0, ..Default::default() },
         ServerOptions { max_choices: 0, ..Default::default() },
         ServerOptions { keep_alive: Duration::ZERO, ..Default::default() },

@@ -12,4 +12,5 @@ mod failures;
 mod logging;
 mod service;
 mod sockets;
+mod trust;
 mod utilities;

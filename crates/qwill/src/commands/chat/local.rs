@@ -33,7 +33,7 @@ impl LocalServer {
         let key = random_key();
         let options = ServerOptions {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            api_keys: vec![key.clone()],
+            api_keys: vec![key.as_str().into()],
             // The client ends a stream at the next byte, so bytes should come often.
             keep_alive: Duration::from_millis(500),
             drain_timeout: Duration::ZERO,
