@@ -1,7 +1,7 @@
 // Drawing tokens without sorting, and log-probabilities.
 //
 // `tiles` reads all logits: the largest of every tile of 128 tokens and, for log-probabilities, the tile's sum of
-// exponentials; rows with penalties, bias or banned ids get an adjusted copy. `sample`, a block per row, then looks into
+// exponentials; rows with a mask, penalties, bias or banned ids get an adjusted copy. `sample`, a block per row, then looks into
 // those tiles only that can hold a token in question.
 //
 // A token is a 64-bit key: its logit mapped to an ordered integer, then the complement of its id, so that keys differ
@@ -22,6 +22,7 @@ struct SampleRow {
     const u32 *seen;   // (id, occurrences) pairs
     const u32 *bias;   // (id, f32 bits) pairs
     const u32 *banned; // ids
+    const u32 *mask;   // a bit for each id below the limit; null: all of them
     u32 seen_len, bias_len, banned_len;
     u32 logits_row, vocab_limit, top_k, top, flags;
     float temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty;
@@ -65,7 +66,10 @@ __device__ __forceinline__ float logit_of(u64 key) {
     return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
 }
 __device__ __forceinline__ bool is_adjusted(const SampleRow &row) {
-    return (row.flags & FLAG_DRAW) && row.seen_len + row.bias_len + row.banned_len > 0;
+    return (row.flags & FLAG_DRAW) && (row.mask || row.seen_len + row.bias_len + row.banned_len > 0);
+}
+__device__ __forceinline__ bool is_in_mask(const SampleRow &row, u32 token) {
+    return !row.mask || row.mask[token / 32] >> (token % 32) & 1;
 }
 
 // Penalties and bias on the block's tokens, which begin with `first`; what is banned becomes −∞, as NaN does.
@@ -117,7 +121,8 @@ extern "C" __global__ void __launch_bounds__(TILES_BLOCK) tiles(const SamplePara
         for (u32 j = 0; j < TILE / 32; j++) {
             u32 at = (first_tile + i) * TILE + j * 32 + lane;
             values[i][j] = first + at < limit ? not_nan(logits[first + at]) : -INFINITY_F32;
-            if (adjusted) copy[at] = values[i][j];
+            if (adjusted)
+                copy[at] = first + at < limit && is_in_mask(row, first + at) ? values[i][j] : -INFINITY_F32;
         }
 #pragma unroll
     for (u32 i = 0; i < TILES_A_WARP; i++) {
@@ -340,7 +345,7 @@ __device__ __noinline__ u64 likeliest(const Logits &logits) {
     return block_max(key);
 }
 
-// Nothing may be drawn: the largest logit that is not banned, or the largest of all.
+// Nothing may be drawn: of those in the mask the largest logit that is not banned, or the largest of all.
 __device__ u32 fallback(const SampleRow &row, const float *logits, float *scratch, u32 limit) {
     for (u32 token = threadIdx.x; token < limit; token += BLOCK) scratch[token] = not_nan(logits[token]);
     __syncthreads();
@@ -349,6 +354,7 @@ __device__ u32 fallback(const SampleRow &row, const float *logits, float *scratc
     __syncthreads();
     u64 allowed = 0, any = 0;
     for (u32 token = threadIdx.x; token < limit; token += BLOCK) {
+        if (!is_in_mask(row, token)) continue;
         any = max(any, key_of(not_nan(logits[token]), token));
         if (scratch[token] == scratch[token]) allowed = max(allowed, key_of(scratch[token], token));
     }

@@ -1,11 +1,14 @@
 //! What the sampler needs of one row, and what it returns.
 
-/// How to draw one token. All filters work on `logits − penalties + bias`, in the order: penalties and bias,
+/// How to draw one token. All filters work on `logits − penalties + bias`, in the order: mask, penalties and bias,
 /// banned ids, temperature, min-p, top-k, top-p.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampleRow<'a> {
     /// Row of the logits buffer.
     pub logits_row: usize,
+    /// The tokens there are for this draw: bit `id % 32` of word `id / 32`; ids behind its end are not. No other is ever
+    /// drawn, even where all of these are banned or have no number. `None`: all.
+    pub mask: Option<&'a [u32]>,
     /// 0 means the largest logit (ties: the smallest id).
     pub temperature: f32,
     /// Keep the `top_k` most likely tokens; 0 keeps all.
@@ -37,10 +40,16 @@ pub struct SampleRow<'a> {
 }
 
 impl SampleRow<'_> {
+    /// Whether the mask has the token.
+    pub fn is_in_mask(&self, token: u32) -> bool {
+        self.mask.is_none_or(|words| is_in_mask(words, token))
+    }
+
     /// A greedy row without penalties, filters or log-probabilities.
     pub fn greedy(logits_row: usize, vocab_limit: usize) -> Self {
         Self {
             logits_row,
+            mask: None,
             temperature: 0.0,
             top_k: 0,
             top_p: 1.0,
@@ -60,7 +69,7 @@ impl SampleRow<'_> {
 }
 
 /// A drawn token. Log-probabilities are natural, of the model's own distribution over ids below the vocabulary
-/// limit: before penalties, bias, temperature and filters.
+/// limit: before mask, penalties, bias, temperature and filters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
     /// The token.
@@ -69,6 +78,11 @@ pub struct Sampled {
     pub logprob: f32,
     /// The most likely tokens, descending (ties: the smaller id first).
     pub top: Vec<(u32, f32)>,
+}
+
+/// Whether a mask of tokens has one.
+pub fn is_in_mask(words: &[u32], token: u32) -> bool {
+    words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
 /// A token whose log-probability is wanted, with the most likely ones at that row.

@@ -1,6 +1,6 @@
 //! Drawing tokens from large vocabularies without sorting them.
 //!
-//! Same definition as the reference: penalties and bias, banned ids, temperature, min-p, top-k, top-p, then the
+//! Same definition as the reference: mask, penalties and bias, banned ids, temperature, min-p, top-k, top-p, then the
 //! argmax of `logit / temperature + gumbel`; ties go to the smaller id; a NaN logit counts as −∞.
 
 use std::cmp::Ordering;
@@ -109,10 +109,11 @@ fn draw(
     (memory, candidates): (&mut [f32], &mut Vec<Candidate>),
     pool: Option<&mut Pool>,
 ) -> u32 {
-    let changed = !(row.seen.is_empty() && row.bias.is_empty() && row.banned.is_empty());
+    let changed =
+        row.mask.is_some() || !(row.seen.is_empty() && row.bias.is_empty() && row.banned.is_empty());
     let adjusted = if changed { adjust(logits, row, memory) } else { logits };
     let best = most_likely(level, adjusted);
-    let Some(best) = best else { return fallback(level, logits, row.banned) };
+    let Some(best) = best else { return fallback(logits, row) };
     let scaled = best.logit / row.temperature;
     // Also true for a NaN temperature.
     let draws = row.temperature > 0.0 && scaled.is_finite();
@@ -155,9 +156,12 @@ fn noisiest(
     winners.min().map_or(best.token, |winner| winner.token)
 }
 
-/// Logits after penalties and bias, banned ids at −∞.
+/// Logits after penalties and bias; ids that are banned or not in the mask are at −∞.
 fn adjust<'a>(logits: &[f32], row: &SampleRow<'_>, memory: &'a mut [f32]) -> &'a [f32] {
-    memory.copy_from_slice(logits);
+    match row.mask {
+        Some(mask) => copy_masked(logits, mask, memory),
+        None => memory.copy_from_slice(logits),
+    }
     for (token, occurrences) in row.seen {
         let Some(logit) = memory.get_mut(*token as usize) else { continue };
         let old = not_nan(*logit);
@@ -181,6 +185,24 @@ fn adjust<'a>(logits: &[f32], row: &SampleRow<'_>, memory: &'a mut [f32]) -> &'a
     memory
 }
 
+/// Copies the logits in the mask; the others become −∞, which penalties and finite biases leave as it is.
+fn copy_masked(logits: &[f32], mask: &[u32], memory: &mut [f32]) {
+    memory.fill(f32::NEG_INFINITY);
+    for ((from, to), word) in logits.chunks(32).zip(memory.chunks_mut(32)).zip(mask) {
+        match *word {
+            0 => {}
+            u32::MAX => to.copy_from_slice(from),
+            _ => {
+                for (bit, (from, to)) in from.iter().zip(to).enumerate() {
+                    if word >> bit & 1 == 1 {
+                        *to = *from;
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The largest logit above −∞, the smallest id among equals.
 fn most_likely(level: Level, logits: &[f32]) -> Option<Candidate> {
     let largest = simd::largest(level, logits);
@@ -192,12 +214,13 @@ fn most_likely(level: Level, logits: &[f32]) -> Option<Candidate> {
 }
 
 /// The token when nothing may be drawn: the largest that is not banned, else the largest of all.
-fn fallback(level: Level, logits: &[f32], banned: &[u32]) -> u32 {
-    let allowed = (0..).zip(logits).filter(|(token, _)| !banned.contains(token));
-    let candidates =
-        allowed.map(|(token, logit)| Candidate { token, logit: *logit, scaled: not_nan(*logit) });
-    let best = candidates.min().or_else(|| most_likely(level, logits));
-    best.map_or(0, |candidate| candidate.token)
+fn fallback(logits: &[f32], row: &SampleRow<'_>) -> u32 {
+    let all = || {
+        let in_mask = (0..).zip(logits).filter(|(token, _)| row.is_in_mask(*token));
+        in_mask.map(|(token, logit)| Candidate { token, logit: *logit, scaled: not_nan(*logit) })
+    };
+    let allowed = all().filter(|candidate| !row.banned.contains(&candidate.token)).min();
+    allowed.or_else(|| all().min()).map_or(0, |candidate| candidate.token)
 }
 
 /// Lists the candidates that min-p, top-k and top-p leave; at least the most likely one.

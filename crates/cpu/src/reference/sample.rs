@@ -14,10 +14,10 @@ struct Candidate {
 
 /// Draws one token from a row of logits `[vocab]`.
 ///
-/// The order: repetition penalty (positive logits divided, others multiplied), presence and frequency penalty,
+/// The order: mask, repetition penalty (positive logits divided, others multiplied), presence and frequency penalty,
 /// bias, banned ids, temperature, min-p, top-k, top-p, then the argmax of `logit / temperature + gumbel`. Ties go
-/// to the smaller id everywhere. Only ids below `vocab_limit` take part; a NaN logit counts as −∞ and is never
-/// drawn while anything else can be. When nothing is left (all banned or −∞) the largest logit among the ids that
+/// to the smaller id everywhere. Only ids below `vocab_limit` and in the mask take part; a NaN logit counts as −∞ and is
+/// never drawn while anything else can be. When nothing is left (all banned or −∞) the largest logit among the ids that
 /// are not banned wins, or the largest of all when every id is banned.
 ///
 /// Probabilities for the filters are f64 softmax values; a temperature of 0, or one so small that the logits
@@ -42,9 +42,10 @@ fn draw(logits: &[f32], row: &SampleRow<'_>) -> u32 {
     let mut candidates: Vec<Candidate> = (0..)
         .zip(&adjusted)
         .filter(|(token, logit)| **logit > f32::NEG_INFINITY && !row.banned.contains(token))
+        .filter(|(token, _)| row.is_in_mask(*token))
         .map(|(token, logit)| Candidate { token, logit: *logit })
         .collect();
-    let Some(best) = largest(&candidates) else { return fallback(logits, row.banned) };
+    let Some(best) = largest(&candidates) else { return fallback(logits, row) };
     // Also true for a NaN temperature.
     let draws = row.temperature > 0.0 && (best.logit / row.temperature).is_finite();
     if !draws {
@@ -97,9 +98,12 @@ fn likelier_first(a: &Candidate, b: &Candidate) -> Ordering {
 }
 
 /// The token when nothing may be drawn.
-fn fallback(logits: &[f32], banned: &[u32]) -> u32 {
-    let all = || (0..).zip(logits).map(|(token, logit)| Candidate { token, logit: not_nan(*logit) });
-    let allowed: Vec<Candidate> = all().filter(|candidate| !banned.contains(&candidate.token)).collect();
+fn fallback(logits: &[f32], row: &SampleRow<'_>) -> u32 {
+    let all = || {
+        let in_mask = (0..).zip(logits).filter(|(token, _)| row.is_in_mask(*token));
+        in_mask.map(|(token, logit)| Candidate { token, logit: not_nan(*logit) })
+    };
+    let allowed: Vec<Candidate> = all().filter(|candidate| !row.banned.contains(&candidate.token)).collect();
     largest(&allowed).or_else(|| largest(&all().collect::<Vec<_>>())).map_or(0, |candidate| candidate.token)
 }
 

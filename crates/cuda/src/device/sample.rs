@@ -19,14 +19,15 @@ const BLOCK: usize = 512;
 const TILE: usize = 128;
 const TILES_BLOCK: usize = 256;
 const BLOCK_TILES: usize = 32;
-/// Bytes of parameters: 1,024 ids to penalise in each of 512 rows, and more in fewer.
+/// Bytes of parameters: 1,024 ids to penalise in each of 512 rows, masks of 248,320 ids in 134 of them. Rows that need more
+/// go in several batches; only one whose own lists are longer makes the memory grow.
 const REQUEST_BYTES: u64 = 4 << 20;
 /// Bytes of results: 512 rows with 60 alternatives each.
 const RESULT_BYTES: u64 = 256 << 10;
 const FLAG_DRAW: u32 = 1;
 const FLAG_REPORT: u32 = 2;
 /// 32-bit words of `struct SampleRow` and `struct SampleResult` in the source.
-const ROW_WORDS: usize = 26;
+const ROW_WORDS: usize = 28;
 const RESULT_WORDS: usize = 6;
 
 /// Entry points of sample.cu.
@@ -172,8 +173,11 @@ impl CudaDevice {
         check.full("logits", logits)?;
         check.gathered("logits", &indices, logits)?;
         let mut sampled = Vec::with_capacity(requests.len());
-        for requests in requests.chunks(BATCH_ROWS) {
-            sampled.extend(self.run_batch(check, logits, requests)?);
+        let mut rest = requests;
+        while !rest.is_empty() {
+            let (batch, later) = rest.split_at(batch_rows(rest));
+            sampled.extend(self.run_batch(check, logits, batch)?);
+            rest = later;
         }
         Ok(sampled)
     }
@@ -185,9 +189,9 @@ impl CudaDevice {
         logits: &CudaBuffer,
         requests: &[Request<'_>],
     ) -> Result<Vec<Sampled>, DeviceError> {
-        let lists: usize = requests.iter().map(|request| list_words(&request.row)).sum();
+        let len: usize = requests.iter().map(|request| row_words(&request.row)).sum();
         let words = |address| request_words(requests, address);
-        let rows = self.sampler.send(check, &self.driver, requests.len() * ROW_WORDS + lists, words)?;
+        let rows = self.sampler.send(check, &self.driver, len, words)?;
         let top_capacity =
             requests.iter().map(|request| request.row.top_logprobs.unwrap_or(0)).max().unwrap_or(0);
         let top_capacity = top_capacity.min(logits.cols);
@@ -226,8 +230,25 @@ impl CudaDevice {
     }
 }
 
-fn list_words(row: &SampleRow<'_>) -> usize {
-    2 * row.seen.len() + 2 * row.bias.len() + row.banned.len()
+/// Rows, at least one, whose parameters fit the memory for them.
+fn batch_rows(requests: &[Request<'_>]) -> usize {
+    let mut words = 0;
+    let fits = |request: &&Request<'_>| {
+        words += row_words(&request.row);
+        words as u64 * 4 <= REQUEST_BYTES
+    };
+    requests.iter().take(BATCH_ROWS).take_while(fits).count().max(1)
+}
+
+/// Words of a row with its lists.
+fn row_words(row: &SampleRow<'_>) -> usize {
+    let mask = row.mask.map_or(0, |_| mask_words(row));
+    ROW_WORDS + 2 * row.seen.len() + 2 * row.bias.len() + row.banned.len() + mask
+}
+
+/// Words of a mask: a bit for each id below the limit.
+fn mask_words(row: &SampleRow<'_>) -> usize {
+    row.vocab_limit.div_ceil(32)
 }
 
 /// The rows as `struct SampleRow`, then their lists; `address` is where all this will be.
@@ -246,6 +267,11 @@ fn request_words(requests: &[Request<'_>], address: u64) -> Vec<u32> {
         lists.extend(row.bias.iter().flat_map(|(id, bias)| [*id, bias.to_bits()]));
         words.extend(wide(place(&lists)));
         lists.extend_from_slice(row.banned);
+        words.extend(wide(row.mask.map_or(0, |_| place(&lists))));
+        if let Some(mask) = row.mask {
+            let absent = std::iter::repeat(&0);
+            lists.extend(mask.iter().chain(absent).take(mask_words(row)));
+        }
         let draw = if token.is_none() { FLAG_DRAW } else { 0 };
         let report = if row.top_logprobs.is_some() { FLAG_REPORT } else { 0 };
         let counts = [
@@ -309,6 +335,7 @@ mod tests {
     #[test]
     fn rows_have_the_kernels_size_and_point_at_their_lists() {
         let row = SampleRow {
+            mask: Some(&[21, 22]),
             seen: &[(7, 1), (9, 2)],
             bias: &[(3, 0.5)],
             banned: &[11],
@@ -316,15 +343,34 @@ mod tests {
         };
         let requests = [Request { row: row.clone(), token: None }, Request { row, token: Some(5) }];
         let words = request_words(&requests, 1 << 40);
-        assert_eq!(words.len(), 2 * ROW_WORDS + 2 * 7);
+        assert_eq!(words.len(), 2 * (ROW_WORDS + 7 + 4), "100 ids are 4 words of a mask");
         let list = |row: usize, field: usize| {
             let word = row * ROW_WORDS + field;
             let address = u64::from(words[word]) | u64::from(words[word + 1]) << 32;
             words[(address - (1 << 40)) as usize / 4]
         };
-        assert_eq!([list(0, 4), list(0, 6), list(0, 8)], [7, 3, 11]);
-        assert_eq!([list(1, 4), list(1, 6), list(1, 8)], [7, 3, 11]);
+        assert_eq!([list(0, 4), list(0, 6), list(0, 8), list(0, 10)], [7, 3, 11, 21]);
+        assert_eq!([list(1, 4), list(1, 6), list(1, 8), list(1, 10)], [7, 3, 11, 21]);
+        assert_eq!(words[words.len() - 4..], [21, 22, 0, 0]);
         assert_eq!(words[ROW_WORDS - 9], FLAG_DRAW);
         assert_eq!(words[2 * ROW_WORDS - 2], 5);
+    }
+
+    #[test]
+    fn batches_hold_what_fits_the_memory() {
+        let mask = vec![u32::MAX; 7760];
+        let masked = SampleRow { mask: Some(&mask), ..SampleRow::greedy(0, 248_320) };
+        let requests = |row: &SampleRow<'static>, count| -> Vec<Request<'static>> {
+            (0..count).map(|_| Request { row: row.clone(), token: None }).collect()
+        };
+        assert_eq!(batch_rows(&requests(&SampleRow::greedy(0, 248_320), 600)), BATCH_ROWS);
+        let all: Vec<Request<'_>> = (0..200).map(|_| Request { row: masked.clone(), token: None }).collect();
+        let rows = batch_rows(&all);
+        assert!((64..=134).contains(&rows), "{rows}");
+        let words: usize = all[..rows].iter().map(|request| row_words(&request.row)).sum();
+        assert!(words as u64 * 4 <= REQUEST_BYTES);
+        let seen = vec![(1, 1); 600_000];
+        let long = SampleRow { seen: &seen, ..SampleRow::greedy(0, 248_320) };
+        assert_eq!(batch_rows(&[Request { row: long, token: None }]), 1);
     }
 }

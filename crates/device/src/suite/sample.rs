@@ -12,11 +12,13 @@ struct HostRow {
     seen: Vec<(u32, u32)>,
     bias: Vec<(u32, f32)>,
     banned: Vec<u32>,
+    mask: Option<Vec<u32>>,
 }
 
 impl HostRow {
     fn borrow(&self) -> SampleRow<'_> {
-        SampleRow { seen: &self.seen, bias: &self.bias, banned: &self.banned, ..self.row.clone() }
+        let Self { row, seen, bias, banned, mask } = self;
+        SampleRow { seen, bias, banned, mask: mask.as_deref(), ..row.clone() }
     }
 
     /// Every parameter at random, each off with some probability.
@@ -39,8 +41,25 @@ impl HostRow {
         seen.dedup_by_key(|(id, _)| *id);
         let bias = (0..random.below(4)).map(|_| (token(random), random.uniform(-110.0, 10.0))).collect();
         let banned = (0..random.below(4)).map(|_| token(random)).collect();
-        Self { row, seen, bias, banned }
+        let mask = random_mask(random, vocab_limit);
+        Self { row, seen, bias, banned, mask }
     }
+}
+
+/// No mask, or one with one token, some, most or all of them; it may be longer than the limit and have bits there, or end
+/// early.
+fn random_mask(random: &mut Random, vocab_limit: usize) -> Option<Vec<u32>> {
+    let words = vocab_limit.div_ceil(32);
+    let one = random.below(vocab_limit);
+    let mut mask: Vec<u32> = match random.below(6) {
+        0 | 1 => return None,
+        2 => vec![0; words],
+        3 => vec![u32::MAX; words + random.below(2)],
+        4 => (0..words).map(|_| random.bits() as u32).collect(),
+        _ => (0..=one / 32).map(|_| (random.bits() & random.bits() & random.bits()) as u32).collect(),
+    };
+    mask[one / 32] |= 1 << (one % 32);
+    Some(mask)
 }
 
 #[derive(Debug, Clone)]
@@ -158,8 +177,12 @@ pub(super) fn sample<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Resul
             bench.random.shuffle(&mut order);
             let mut host_rows: Vec<HostRow> =
                 order.iter().map(|row| HostRow::random(&mut bench.random, *row, limit)).collect();
-            // Nothing left to draw: all banned.
+            // Nothing left to draw: all banned, of all tokens and of those in a mask.
             host_rows[0].banned = (0..limit as u32).collect();
+            host_rows[0].mask = None;
+            if let Some(second) = host_rows.get_mut(1) {
+                second.banned = (0..limit as u32).collect();
+            }
             bench.check(&SampleRun { kind: Kind::Sample(host_rows), vocab, logits })?;
         }
     }

@@ -41,7 +41,11 @@ fn rows(vocab: usize) -> Vec<SampleRow<'static>> {
         ..SampleRow::greedy(0, vocab)
     };
     rows.push(touched.clone());
-    rows.push(SampleRow { temperature: 0.0, ..touched });
+    rows.push(SampleRow { temperature: 0.0, ..touched.clone() });
+    for mask in [&[0x1234_5678, u32::MAX, 0, 1][..], &[8]] {
+        rows.push(SampleRow { mask: Some(mask), ..touched.clone() });
+        rows.push(SampleRow { mask: Some(mask), temperature: 1.0, ..SampleRow::greedy(0, vocab) });
+    }
     rows
 }
 

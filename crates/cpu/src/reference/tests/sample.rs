@@ -141,6 +141,18 @@ fn bias_and_bans_decide_and_something_is_always_drawn() {
 }
 
 #[test]
+fn nothing_outside_the_mask_is_ever_drawn() {
+    let logits = [5.0, 1.0, 2.0, f32::NAN];
+    assert_eq!(drawn(&logits, &SampleRow { mask: Some(&[0b1110]), ..row(4) }), [1, 2]);
+    assert_eq!(drawn(&logits, &SampleRow { mask: Some(&[0b0010]), bias: &[(0, 99.0)], ..row(4) }), [1]);
+    let all_banned = SampleRow { mask: Some(&[0b0110]), banned: &[0, 1, 2, 3], ..row(4) };
+    assert_eq!(drawn(&logits, &all_banned), [2], "the mask counts more than banned ids");
+    assert_eq!(drawn(&logits, &SampleRow { mask: Some(&[0b1000]), ..row(4) }), [3], "not even for NaN");
+    let reported = sample_row(&logits, &SampleRow { mask: Some(&[0b0010]), top_logprobs: Some(1), ..row(4) });
+    assert_eq!((reported.token, reported.top[0].0), (1, 0), "log-probabilities know no mask");
+}
+
+#[test]
 fn nan_never_wins_and_infinities_do_not_break_anything() {
     let strange = [f32::NAN, 1.0, f32::NEG_INFINITY, 0.5];
     assert_eq!(sample_row(&strange, &SampleRow::greedy(0, 4)).token, 1);
