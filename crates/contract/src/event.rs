@@ -31,6 +31,11 @@ pub enum FinishReason {
     Length,
     /// The request, or this choice of it, was cancelled.
     Cancelled,
+    /// The choice's guide could not go on; the message is for the client.
+    Guide {
+        /// What happened.
+        message: String,
+    },
     /// The engine failed on this request; the message is for the client.
     Error {
         /// What happened.

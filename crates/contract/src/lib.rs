@@ -5,6 +5,7 @@
 
 mod engine;
 mod event;
+mod guide;
 mod request;
 
 pub use engine::{
@@ -12,4 +13,5 @@ pub use engine::{
     SubmitError, engine_channel,
 };
 pub use event::{Event, EventSink, FinishReason, PromptToken, SinkClosed, TokenLogprobs, TokenOut};
+pub use guide::{Allowed, Guide, GuideError};
 pub use request::{CancelFlag, Request, SamplingParams};

@@ -1,6 +1,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::Guide;
+
 /// Tells the engine that nobody waits for a request any more. Clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
@@ -31,6 +33,8 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Independent continuations of the prompt, at least 1. Choice `i` uses `seed + i` (wrapping).
     pub choices: usize,
+    /// What the text has to be like; each choice has its own copy.
+    pub guide: Option<Box<dyn Guide>>,
     /// Report log-probabilities of the prompt's own tokens with this many alternatives each.
     pub prompt_logprobs: Option<usize>,
     /// Set when the client is gone.

@@ -194,6 +194,7 @@ mod tests {
             priority: 0,
             sampling: SamplingParams { max_tokens, ..SamplingParams::default() },
             choices,
+            guide: None,
             prompt_logprobs: None,
             cancel: CancelFlag::default(),
             choice_cancel: Vec::new(),

@@ -11,10 +11,11 @@ use qwill_model::MtpHidden;
 use crate::StepModel;
 use crate::batch::BatchBuilder;
 use crate::engine::Engine;
+use crate::guided::{Guided, make_masks};
 use crate::sampling::{Draw, sample_rows, seen_tokens};
 use crate::schedule::SequenceKey;
 use crate::sequence::Sequence;
-use crate::speculation::{Candidate, DepthPolicy, Source};
+use crate::speculation::{Candidate, DepthPolicy, Offer, Source};
 use crate::step::PartRows;
 
 /// What a step has brought a sequence that goes on.
@@ -117,13 +118,7 @@ impl<M: StepModel> Engine<M> {
     /// Decides how many drafts each sequence gets from where, and gives them those that are looked up. Returns how many
     /// the MTP module is to make.
     fn choose_drafts(&mut self, fresh: &[Fresh]) -> Vec<usize> {
-        let (options, has_mtp) = (&self.options.speculation, self.drafts_by_mtp());
-        let offers = fresh.iter().map(|fresh| {
-            let live = &self.live[&fresh.key.request];
-            let sequence = live.sequence(fresh.key.choice);
-            let most = options.max_draft_len.min(sequence.max_round_rows(&live.rule).saturating_sub(1));
-            sequence.drafter.as_ref().map(|drafter| drafter.offer(most, has_mtp, &self.acceptance))
-        });
+        let offers = fresh.iter().map(|fresh| self.offer(fresh.key));
         let (mut candidates, tokens): (Vec<Candidate>, Vec<Vec<u32>>) = offers
             .map(|offer| {
                 offer.map_or((Candidate::none(), Vec::new()), |offer| (offer.candidate, offer.tokens))
@@ -132,7 +127,7 @@ impl<M: StepModel> Engine<M> {
         // Sequences that have their drafts already take part in the round too.
         candidates.resize(self.schedule.running().max(fresh.len()), Candidate::none());
         let max_rows = self.options.max_rows.min(self.options.max_logit_rows);
-        let policy = DepthPolicy { max_rows, adaptive: options.adaptive };
+        let policy = DepthPolicy { max_rows, adaptive: self.options.speculation.adaptive };
         let depths = policy.depths(&candidates, &self.step_times);
         let mut chain = Vec::with_capacity(fresh.len());
         for (((fresh, candidate), mut tokens), depth) in fresh.iter().zip(&candidates).zip(tokens).zip(depths)
@@ -148,6 +143,23 @@ impl<M: StepModel> Engine<M> {
             }
         }
         chain
+    }
+
+    /// What a sequence may draft for its next round.
+    fn offer(&mut self, key: SequenceKey) -> Option<Offer> {
+        let has_mtp = self.drafts_by_mtp();
+        let Self { live, options, acceptance, .. } = self;
+        let live = live.get_mut(&key.request)?;
+        let sequence = live.sequences.get_mut(key.choice)?.as_mut()?;
+        let rows = sequence.max_round_rows(&live.rule);
+        let most = options.speculation.max_draft_len.min(rows.saturating_sub(1));
+        let drafter = sequence.drafter.as_ref()?;
+        let Some(guided) = &mut sequence.guided else {
+            return Some(drafter.offer(most, has_mtp, Vec::new(), acceptance));
+        };
+        let mut offer = drafter.offer(most, has_mtp, guided.forced(), acceptance);
+        offer.cut(guided.count_allowed(&offer.tokens));
+        Some(offer)
     }
 
     /// Runs the MTP module over the rows that the caches keep, with the trunk's states, and from there a chain of drafts:
@@ -207,6 +219,7 @@ impl<M: StepModel> Engine<M> {
             return Ok(());
         }
         let vocab_limit = self.options.vocab_limit;
+        make_masks(&mut self.live, &draws, vocab_limit);
         let seen = seen_tokens(&self.live, &draws);
         let mut rows = sample_rows(&self.live, &draws, &seen, vocab_limit);
         for row in &mut rows {
@@ -217,12 +230,14 @@ impl<M: StepModel> Engine<M> {
             let (Some(sampled), Some(sequence)) = (drawn.next(), self.sequence_mut(link.key)) else {
                 return false;
             };
+            let drafted = sequence.drafts.len();
+            let forbids = |guided: &Guided| !guided.allows(drafted, sampled.token);
             // A token without text: the logits were not numbers.
-            let is_token = (sampled.token as usize) < vocab_limit;
-            if is_token {
-                sequence.drafts.push(sampled.token);
+            if sampled.token as usize >= vocab_limit || sequence.guided.as_ref().is_some_and(forbids) {
+                return false;
             }
-            is_token && sequence.drafts.len() < link.depth
+            sequence.drafts.push(sampled.token);
+            sequence.drafts.len() < link.depth
         });
         Ok(())
     }

@@ -14,6 +14,7 @@
 //! | `qwill_engine_step_rows` | `kind` | histogram: rows of a step |
 //! | `qwill_engine_failed_steps_total` | `kind` | steps that ended in a device error |
 //! | `qwill_engine_queue_seconds` | | histogram: from submission to admission |
+//! | `qwill_engine_mask_seconds` | | histogram: making the masks of all guided rows of a step |
 //! | `qwill_speculation_rounds_total` | `source` | rounds of a sequence with drafts; sources are those of [`speculation::Source`] |
 //! | `qwill_speculation_drafted_tokens_total` | `source` | drafts verified |
 //! | `qwill_speculation_accepted_tokens_total` | `source`, `position` | drafts accepted, by place in the chain from 0 |
@@ -29,6 +30,7 @@ mod disk_tier;
 mod draft_step;
 mod engine;
 mod error;
+mod guided;
 mod live;
 mod model;
 mod options;

@@ -43,7 +43,7 @@ fn sample_row<'a>(live: &'a Live, draw: Draw, seen: &'a [(u32, u32)], vocab_limi
     let may_not_stop = sequence.generated() + draw.drafts < live.rule.min_tokens;
     SampleRow {
         logits_row: draw.logits_row,
-        mask: None,
+        mask: sequence.guided.as_ref().and_then(|guided| guided.mask(draw.drafts)),
         temperature,
         top_k,
         top_p,

@@ -7,6 +7,7 @@ use qwill_contract::{FinishReason, Request};
 use qwill_device::RING_TOKENS;
 use qwill_device::batch::MAX_ROUND_ROWS;
 
+use crate::guided::Guided;
 use crate::speculation::Drafter;
 
 /// Tokens that penalties look at: each once, in order of first appearance, so that the list depends on the
@@ -106,6 +107,8 @@ pub(crate) struct Sequence {
     pub(crate) drafts: Vec<u32>,
     /// From the first token on, where anything drafts.
     pub(crate) drafter: Option<Drafter>,
+    /// Where the request has a guide.
+    pub(crate) guided: Option<Guided>,
     /// The tokens drawn.
     pub(crate) output: Vec<u32>,
     /// For penalties; stays empty where no penalty is asked for.
@@ -129,6 +132,7 @@ impl Sequence {
             pending: Vec::new(),
             drafts: Vec::new(),
             drafter: None,
+            guided: request.guide.clone().map(Guided::new),
             output: Vec::new(),
             seen,
             seed: sampling.seed.wrapping_add(choice as u64),
@@ -150,6 +154,13 @@ impl Sequence {
         let ring_room = if self.ring_len == RING_TOKENS { RING_TOKENS } else { RING_TOKENS - self.ring_len };
         let tokens_left = rule.new_tokens.saturating_sub(self.generated());
         MAX_ROUND_ROWS.min(ring_room).min(tokens_left)
+    }
+
+    /// Gives up the drafts from the first one on that its guide forbids.
+    pub(crate) fn cut_drafts(&mut self) {
+        if let Some(guided) = &mut self.guided {
+            self.drafts.truncate(guided.count_allowed(&self.drafts));
+        }
     }
 
     /// Tokens of its next round.
@@ -240,6 +251,7 @@ mod tests {
             priority: 0,
             sampling,
             choices: 1,
+            guide: None,
             prompt_logprobs: None,
             cancel: CancelFlag::default(),
             choice_cancel: Vec::new(),

@@ -13,6 +13,7 @@ use crate::StepModel;
 use crate::batch::BatchBuilder;
 use crate::draft_step::{Fresh, micros_since};
 use crate::engine::Engine;
+use crate::guided::{Guided, make_masks};
 use crate::sampling::{Draw, sample_rows, seen_tokens, token_out};
 use crate::schedule::{RequestKey, RoundPart, SequenceKey, SlicePart};
 use crate::sequence::Sequence;
@@ -71,24 +72,26 @@ impl<M: StepModel> Engine<M> {
     /// token after them. Returns the rows.
     pub(crate) fn run_round(&mut self, parts: &[RoundPart]) -> Result<usize, M::Error> {
         let mut builder = BatchBuilder::new(Phase::Rows);
-        let (mut draws, mut first_rows) = (Vec::new(), Vec::new());
+        let (mut draws, mut members) = (Vec::new(), Vec::new());
         for RoundPart { sequence: key, rows } in parts {
             let Some(sequence) = self.sequence_mut(*key) else { continue };
             sequence.drafts.truncate(rows - 1);
+            sequence.cut_drafts();
+            let rows = 1 + sequence.drafts.len();
             let first_row = builder.add_span(sequence, &sequence.round_tokens());
             let draw =
                 |drafts| Draw { key: *key, drafts, logits_row: builder.want_logits(first_row + drafts) };
-            draws.extend((0..*rows).map(draw));
-            first_rows.push(first_row);
+            draws.extend((0..rows).map(draw));
+            members.push((*key, rows, first_row));
         }
         let started = Instant::now();
         self.model.forward(builder.batch(), builder.logit_rows())?;
         let mut drawn = self.draw(&draws)?.into_iter();
         self.step_times.record(parts.len(), builder.batch().rows(), micros_since(started));
         let mut fresh = Vec::new();
-        for (RoundPart { sequence: key, rows }, first_row) in parts.iter().zip(first_rows) {
-            let tokens = self.commit(*key, drawn.by_ref().take(*rows).collect());
-            fresh.extend(tokens.map(|tokens| Fresh { key: *key, first_row, tokens }));
+        for (key, rows, first_row) in members {
+            let tokens = self.commit(key, drawn.by_ref().take(rows).collect());
+            fresh.extend(tokens.map(|tokens| Fresh { key, first_row, tokens }));
         }
         self.draft(fresh)?;
         Ok(builder.batch().rows())
@@ -184,6 +187,7 @@ impl<M: StepModel> Engine<M> {
         if draws.is_empty() {
             return Ok(Vec::new());
         }
+        make_masks(&mut self.live, draws, self.options.vocab_limit);
         let seen = seen_tokens(&self.live, draws);
         self.model.sample(&sample_rows(&self.live, draws, &seen, self.options.vocab_limit))
     }
@@ -240,12 +244,20 @@ impl<M: StepModel> Engine<M> {
         if let Some(table) = synthetic {
             pretend(table, sequence, &mut drawn);
         }
+        // Behind a guide's failure nothing was drawn as it should be.
+        let failure = sequence.guided.as_ref().and_then(Guided::failure);
+        drawn.truncate(failure.as_ref().map_or(drawn.len(), |(drafts, _)| *drafts));
         let drafted = sequence.drafts.len();
         let mut tokens: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
         let right = sequence.drafts.iter().zip(&tokens).take_while(|(draft, token)| draft == token).count();
         let before = sequence.generated();
-        let end = sequence.accept(&tokens, &live.rule);
+        let failure = failure.filter(|(drafts, _)| *drafts == right);
+        let failed = failure.map(|(_, error)| FinishReason::Guide { message: error.to_string() });
+        let end = sequence.accept(&tokens, &live.rule).or(failed);
         tokens.truncate(sequence.generated() - before);
+        if let (Some(guided), None) = (&mut sequence.guided, &end) {
+            guided.advance(right, &tokens);
+        }
         match &mut sequence.drafter {
             Some(drafter) => {
                 let accepted = right.min(tokens.len());

@@ -101,6 +101,7 @@ impl Generation {
                     ..params.sampling.clone()
                 },
                 choices: params.choices,
+                guide: None,
                 prompt_logprobs: params.prompt_logprobs,
                 cancel: cancel.clone(),
                 choice_cancel: choice_cancel.clone(),
@@ -277,6 +278,7 @@ fn finish_of(reason: FinishReason) -> Result<Finish, ApiError> {
             let message = "the engine gave the request up";
             Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("cancelled").retry())
         }
+        FinishReason::Guide { message } => Err(ApiError::internal(message).with_code("constraint_failed")),
         FinishReason::Error { message } => Err(ApiError::internal(message).with_code("engine_error")),
     }
 }

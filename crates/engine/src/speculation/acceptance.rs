@@ -13,11 +13,13 @@ pub enum Source {
     LongMatch,
     /// Tokens after a match of 16 and more: most likely a copy under way.
     Copy,
+    /// Tokens that a guide leaves hardly any choice about.
+    Forced,
 }
 
 impl Source {
     /// All sources.
-    pub const ALL: [Self; 4] = [Self::Mtp, Self::ShortMatch, Self::LongMatch, Self::Copy];
+    pub const ALL: [Self; 5] = [Self::Mtp, Self::ShortMatch, Self::LongMatch, Self::Copy, Self::Forced];
 
     /// Of a lookup, by the length of its match.
     pub fn of_match(matched: usize) -> Self {
@@ -35,6 +37,7 @@ impl Source {
             Self::ShortMatch => "lookup_short",
             Self::LongMatch => "lookup_long",
             Self::Copy => "lookup_copy",
+            Self::Forced => "forced",
         }
     }
 
@@ -47,6 +50,7 @@ impl Source {
             Self::ShortMatch => 0.5,
             Self::LongMatch => 0.75,
             Self::Copy => 0.9,
+            Self::Forced => 0.95,
         }
     }
 }

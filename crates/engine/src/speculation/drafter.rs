@@ -19,6 +19,16 @@ pub struct Offer {
     pub tokens: Vec<u32>,
 }
 
+impl Offer {
+    /// Gives up all drafts but the first `count`, where they are known.
+    pub fn cut(&mut self, count: usize) {
+        if self.candidate.source != Source::Mtp {
+            self.tokens.truncate(count);
+            self.candidate.survival.truncate(count);
+        }
+    }
+}
+
 impl Drafter {
     /// For a sequence that begins after a prompt.
     pub fn new(mode: SpecMode, prompt: &[u32]) -> Self {
@@ -48,17 +58,24 @@ impl Drafter {
         self.acceptance.record(self.source, drafted, accepted);
     }
 
-    /// The better of what the tokens and the MTP module, where there is one, are expected to do with at most `most`
-    /// drafts. `server` is what is expected of any sequence.
-    pub fn offer(&self, most: usize, has_mtp: bool, server: &Acceptance) -> Offer {
+    /// The best of what the tokens, the MTP module, where there is one, and the tokens that a guide forces are expected to
+    /// do with at most `most` drafts. `server` is what is expected of any sequence.
+    pub fn offer(&self, most: usize, has_mtp: bool, mut forced: Vec<u32>, server: &Acceptance) -> Offer {
         let survival = |source, drafts| self.acceptance.survival(source, drafts, server);
         let mtp = if has_mtp { most } else { 0 };
         let mtp = Candidate { source: Source::Mtp, survival: survival(Source::Mtp, mtp) };
         let found = self.lookup.as_ref().map(|lookup| lookup.draft(most)).unwrap_or_default();
         let source = Source::of_match(found.matched);
         let looked_up = Candidate { source, survival: survival(source, found.tokens.len()) };
-        let candidate = mtp.better(looked_up);
-        let tokens = if candidate.source == Source::Mtp { Vec::new() } else { found.tokens };
+        forced.truncate(most);
+        let by_guide = Candidate { source: Source::Forced, survival: survival(Source::Forced, forced.len()) };
+        let free = if by_guide.survival.is_empty() { mtp } else { by_guide.better(mtp) };
+        let candidate = free.better(looked_up);
+        let tokens = match candidate.source {
+            Source::Mtp => Vec::new(),
+            Source::Forced => forced,
+            Source::ShortMatch | Source::LongMatch | Source::Copy => found.tokens,
+        };
         Offer { candidate, tokens }
     }
 }
@@ -72,16 +89,16 @@ mod tests {
         let server = Acceptance::of_server();
         let passage: Vec<u32> = (0..40).collect();
         let mut drafter = Drafter::new(SpecMode::Auto, &passage);
-        let offer = drafter.offer(4, true, &server);
+        let offer = drafter.offer(4, true, Vec::new(), &server);
         assert_eq!((offer.candidate.source, offer.candidate.survival.len()), (Source::Mtp, 4));
         assert!(offer.tokens.is_empty());
-        let nothing = drafter.offer(4, false, &server).candidate;
+        let nothing = drafter.offer(4, false, Vec::new(), &server).candidate;
         assert!(nothing.survival.is_empty(), "nothing to copy, no module");
         drafter.extend(&passage[..20]);
-        let offer = drafter.offer(3, true, &server);
+        let offer = drafter.offer(3, true, Vec::new(), &server);
         assert_eq!((offer.candidate.source, offer.tokens), (Source::Copy, vec![20, 21, 22]));
         let without = Drafter::new(SpecMode::Mtp, &[passage.clone(), passage].concat());
-        assert_eq!(without.offer(3, true, &server).candidate.source, Source::Mtp);
+        assert_eq!(without.offer(3, true, Vec::new(), &server).candidate.source, Source::Mtp);
     }
 
     #[test]
@@ -93,6 +110,6 @@ mod tests {
             drafter.record(4, 0);
             server.record(Source::ShortMatch, 4, 0);
         }
-        assert_eq!(drafter.offer(4, true, &server).candidate.source, Source::Mtp);
+        assert_eq!(drafter.offer(4, true, Vec::new(), &server).candidate.source, Source::Mtp);
     }
 }

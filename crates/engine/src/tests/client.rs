@@ -17,6 +17,7 @@ pub(crate) fn request(prompt: &[u32], sampling: SamplingParams) -> Request {
         priority: 0,
         sampling,
         choices: 1,
+        guide: None,
         prompt_logprobs: None,
         cancel: CancelFlag::default(),
         choice_cancel: Vec::new(),

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use qwill_contract::{CancelFlag, EngineHandle, EngineInbox, Request, SamplingParams, engine_channel};
+use qwill_contract::{CancelFlag, EngineHandle, EngineInbox, Guide, Request, SamplingParams, engine_channel};
 
 use super::client::{Client, Outcome, assert_idle, request};
+use super::guides::any_guide;
 use super::puppet::{Fault, GRANULE_BYTES, Puppet};
 use crate::engine::Engine;
 use crate::speculation::{SpecMode, SpeculationOptions};
@@ -72,7 +73,8 @@ pub(crate) fn any_request() -> impl Strategy<Value = Request> {
     ];
     let lengths = (0usize..90, 0usize..20, any::<bool>(), prop::option::of(0usize..3));
     let shape = (1usize..4, prop::option::of(0usize..3), any::<u64>(), any::<bool>(), 0u32..3);
-    (prompt, lengths, shape).prop_map(|(prompt, lengths, shape)| {
+    let guide = prop::option::weighted(0.4, any_guide());
+    (prompt, lengths, shape, guide).prop_map(|(prompt, lengths, shape, guide)| {
         let (max_tokens, min_tokens, ignore_eos, logprobs) = lengths;
         let (choices, prompt_logprobs, seed, warm, penalty) = shape;
         let sampling = SamplingParams {
@@ -88,7 +90,8 @@ pub(crate) fn any_request() -> impl Strategy<Value = Request> {
             stop_token_ids: if seed % 3 == 0 { vec![11] } else { vec![] },
             ..SamplingParams::default()
         };
-        Request { choices, prompt_logprobs, ..request(&prompt, sampling) }
+        let guide = guide.map(|guide| guide.boxed_clone());
+        Request { choices, prompt_logprobs, guide, ..request(&prompt, sampling) }
     })
 }
 

@@ -6,6 +6,7 @@ mod disk;
 mod distribution;
 mod drafts;
 mod faults;
+mod guides;
 mod harness;
 mod lifecycle;
 mod puppet;

@@ -297,9 +297,10 @@ impl StepModel for Puppet {
                 row.bias.iter().map(|(token, bias)| (*token, bias.to_bits())).collect();
             let key = hash((logits, noise, filters, penalties, row.seen, bias));
             let limit = row.vocab_limit as u64;
-            let token = (0..limit)
-                .map(|step| ((key + step) % limit) as u32)
-                .find(|token| !row.banned.contains(token));
+            let mut tokens =
+                (0..limit).map(|step| ((key + step) % limit) as u32).filter(|token| row.is_in_mask(*token));
+            let first = tokens.clone().next();
+            let token = tokens.find(|token| !row.banned.contains(token)).or(first);
             let token = if wild { row.vocab_limit as u32 } else { token.unwrap_or(0) };
             match row.top_logprobs {
                 Some(top) => {
