@@ -67,7 +67,59 @@ pub struct Load {
     pub prompt_tokens: AtomicU64,
     /// What the prefix cache holds and did.
     pub cache: CacheLoad,
+    /// How drafts did.
+    pub speculation: SpeculationLoad,
     last_step_us: AtomicU64,
+    /// Kind and members of the step that runs: see [`Load::step_begins`]; 0 between steps.
+    step: AtomicU64,
+    step_began_us: AtomicU64,
+}
+
+/// What a step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepKind {
+    /// A slice of prompts.
+    Slice,
+    /// A round of running sequences.
+    Round,
+    /// A slice of what prompts to come may begin with, in idle time.
+    Settle,
+}
+
+/// A step that has begun and not ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepInHand {
+    /// What it does.
+    pub kind: StepKind,
+    /// Prompts or sequences in it.
+    pub members: usize,
+    /// Since when, seconds.
+    pub running_s: f64,
+}
+
+/// Live counters of drafts.
+#[derive(Debug, Default)]
+pub struct SpeculationLoad {
+    /// Rounds of a sequence with drafts.
+    pub rounds: AtomicU64,
+    /// Drafts verified.
+    pub drafted: AtomicU64,
+    /// Drafts accepted, by place in the chain.
+    pub accepted: [AtomicU64; SpeculationLoad::PLACES],
+}
+
+impl SpeculationLoad {
+    /// Drafts that a sequence has in a round at most.
+    pub const PLACES: usize = 15;
+
+    /// Notes a round of a sequence with drafts, the first ones of which were right.
+    pub fn record(&self, drafted: usize, accepted: usize) {
+        self.rounds.fetch_add(1, Ordering::Relaxed);
+        self.drafted.fetch_add(drafted as u64, Ordering::Relaxed);
+        for place in self.accepted.iter().take(accepted) {
+            place.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Live counters of a prefix cache.
@@ -98,6 +150,8 @@ pub struct CacheLoad {
     pub disk_loads: AtomicU64,
     /// Bytes of the files on disk.
     pub disk_bytes: AtomicU64,
+    flushes_asked: AtomicU64,
+    flushes_done: AtomicU64,
 }
 
 impl CacheLoad {
@@ -105,6 +159,24 @@ impl CacheLoad {
     /// a snapshot was there and had to make room; its tokens are known further on, but without a snapshot; they are
     /// known under another salt; they are not known.
     pub const MISS_REASONS: [&str; 5] = ["off", "evicted", "no_snapshot", "other_salt", "diverged"];
+
+    /// Asks the engine to forget what it holds in memory. [`CacheLoad::is_flushed`] of the number says when it has.
+    pub fn request_flush(&self) -> u64 {
+        self.flushes_asked.fetch_add(1, Ordering::AcqRel) + 1
+    }
+    /// Whether the engine has done what [`CacheLoad::request_flush`] asked for.
+    pub fn is_flushed(&self, flush: u64) -> bool {
+        self.flushes_done.load(Ordering::Acquire) >= flush
+    }
+    /// For the engine: the last flush that was asked for and is still to be done.
+    pub fn flush_to_do(&self) -> Option<u64> {
+        let asked = self.flushes_asked.load(Ordering::Acquire);
+        (asked > self.flushes_done.load(Ordering::Relaxed)).then_some(asked)
+    }
+    /// For the engine: it has done the flush, and those before it.
+    pub fn flush_done(&self, flush: u64) {
+        self.flushes_done.store(flush, Ordering::Release);
+    }
 }
 
 /// A copy of [`Load`] at one moment.
@@ -147,7 +219,10 @@ impl Default for Load {
             generated_tokens: AtomicU64::new(0),
             prompt_tokens: AtomicU64::new(0),
             cache: CacheLoad::default(),
+            speculation: SpeculationLoad::default(),
             last_step_us: AtomicU64::new(0),
+            step: AtomicU64::new(0),
+            step_began_us: AtomicU64::new(0),
         }
     }
 }
@@ -163,6 +238,24 @@ impl Load {
     /// The state now.
     pub fn state(&self) -> EngineState {
         self.state.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+    /// Notes that a step begins, with so many prompts or sequences.
+    pub fn step_begins(&self, kind: StepKind, members: usize) {
+        self.step_began_us.store(self.started.elapsed().as_micros() as u64, Ordering::Relaxed);
+        self.step.store((members as u64) << 2 | (kind as u64 + 1), Ordering::Release);
+    }
+    /// Notes that the step has ended, whatever came of it.
+    pub fn step_ends(&self) {
+        self.step.store(0, Ordering::Relaxed);
+    }
+    /// The step that runs now.
+    pub fn step_in_hand(&self) -> Option<StepInHand> {
+        let step = self.step.load(Ordering::Acquire);
+        let kinds = [StepKind::Slice, StepKind::Round, StepKind::Settle];
+        let kind = *kinds.get((step as usize & 3).checked_sub(1)?)?;
+        let began_us = self.step_began_us.load(Ordering::Relaxed);
+        let running_s = self.started.elapsed().as_secs_f64() - began_us as f64 * 1e-6;
+        Some(StepInHand { kind, members: (step >> 2) as usize, running_s: running_s.max(0.0) })
     }
     /// Notes a completed step.
     pub fn step_done(&self) {
@@ -283,5 +376,36 @@ impl EngineHandle {
                 TrySendError::Disconnected(_) => SubmitError::Down("its thread has ended".into()),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_step_in_hand_is_seen_until_it_ends() {
+        let load = Load::default();
+        assert_eq!(load.step_in_hand(), None);
+        for (kind, members) in [(StepKind::Slice, 1), (StepKind::Round, 64), (StepKind::Settle, 0)] {
+            load.step_begins(kind, members);
+            let step = load.step_in_hand().expect("a step has begun");
+            assert_eq!((step.kind, step.members), (kind, members));
+            assert!((0.0..60.0).contains(&step.running_s));
+            load.step_ends();
+            assert_eq!(load.step_in_hand(), None);
+        }
+    }
+
+    #[test]
+    fn a_flush_does_all_that_were_asked_for_before() {
+        let cache = CacheLoad::default();
+        assert_eq!(cache.flush_to_do(), None);
+        let (first, second) = (cache.request_flush(), cache.request_flush());
+        let to_do = cache.flush_to_do().expect("two were asked for");
+        let third = cache.request_flush();
+        cache.flush_done(to_do);
+        assert!(cache.is_flushed(first) && cache.is_flushed(second) && !cache.is_flushed(third));
+        assert_eq!(cache.flush_to_do(), Some(third));
     }
 }

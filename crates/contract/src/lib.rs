@@ -9,8 +9,8 @@ mod guide;
 mod request;
 
 pub use engine::{
-    CacheLoad, EngineFacts, EngineHandle, EngineInbox, EngineState, Load, LoadSnapshot, Submission,
-    SubmitError, engine_channel,
+    CacheLoad, EngineFacts, EngineHandle, EngineInbox, EngineState, Load, LoadSnapshot, SpeculationLoad,
+    StepInHand, StepKind, Submission, SubmitError, engine_channel,
 };
 pub use event::{Event, EventSink, FinishReason, PromptToken, SinkClosed, TokenLogprobs, TokenOut};
 pub use guide::{Allowed, Guide, GuideError};

@@ -150,6 +150,16 @@ impl<M: StepModel> Engine<M> {
         Ok(())
     }
 
+    /// Forgets what prompts left in memory, where somebody wants that. Files on disk stay.
+    pub(crate) fn flush_if_asked(&mut self) {
+        if let Some(flush) = self.load.cache.flush_to_do() {
+            self.stop_settling();
+            self.cache.clear(&mut self.pages);
+            self.publish();
+            self.load.cache.flush_done(flush);
+        }
+    }
+
     /// Writes the gauges. A page that only the cache holds, or what settles in idle time, is to be had by any request,
     /// so it is not in use.
     pub(crate) fn publish(&self) {

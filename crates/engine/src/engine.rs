@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::TryRecvError;
-use qwill_contract::{EngineInbox, EngineState, Event, FinishReason, Load, Request, Submission};
+use qwill_contract::{EngineInbox, EngineState, Event, FinishReason, Load, Request, StepKind, Submission};
 
 use crate::admission::{Need, WaitingQueue};
 use crate::caching::{Beginning, PromptPath};
@@ -119,6 +119,7 @@ impl<M: StepModel> Engine<M> {
     /// there was nothing to do; then nobody waits either, because whatever was not refused fits an empty engine.
     pub(crate) fn turn(&mut self) -> Result<bool, String> {
         self.receive_from_disk()?;
+        self.flush_if_asked();
         self.drop_gone();
         self.admit()?;
         let Some(step) = self.next_step() else { return Ok(self.settle()? || self.work_for_disk()?) };
@@ -300,9 +301,16 @@ impl<M: StepModel> Engine<M> {
     fn run(&mut self, step: &Step) -> Result<(), String> {
         let started = Instant::now();
         let (kind, outcome) = match step {
-            Step::Slice(parts) => ("slice", self.run_timed_slice(parts)),
-            Step::Round(parts) => ("round", self.run_round(parts)),
+            Step::Slice(parts) => {
+                self.load.step_begins(StepKind::Slice, parts.len());
+                ("slice", self.run_timed_slice(parts))
+            }
+            Step::Round(parts) => {
+                self.load.step_begins(StepKind::Round, parts.len());
+                ("round", self.run_round(parts))
+            }
         };
+        self.load.step_ends();
         match outcome {
             Ok(rows) => {
                 self.load.step_done();

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use qwill_contract::EngineState;
+use qwill_contract::{EngineState, StepKind};
 use qwill_device::Phase;
 use qwill_device::batch::{CHUNK_TOKENS, PAGE_TOKENS};
 
@@ -88,7 +88,7 @@ impl<M: StepModel> Engine<M> {
     }
 
     /// Gives up all texts.
-    fn stop_settling(&mut self) {
+    pub(crate) fn stop_settling(&mut self) {
         self.end_settling();
         self.settling.waiting.clear();
     }
@@ -137,7 +137,10 @@ impl<M: StepModel> Engine<M> {
         if start == 0 {
             self.model.clear_slot(sequence.slot)?;
         }
-        self.model.forward(builder.batch(), &[])?;
+        self.load.step_begins(StepKind::Settle, 1);
+        let outcome = self.model.forward(builder.batch(), &[]);
+        self.load.step_ends();
+        outcome?;
         let (sequence, path) = (sequence.clone(), path.clone());
         self.prefill_mtp_of(&sequence, &path.tokens, start..end)?;
         self.load.cache.settled_tokens.fetch_add((end - start) as u64, Ordering::Relaxed);

@@ -262,6 +262,9 @@ impl<M: StepModel> Engine<M> {
             Some(drafter) => {
                 let accepted = right.min(tokens.len());
                 speculation::metrics::round(drafter.source(), drafted, accepted, tokens.len());
+                if drafted > 0 {
+                    load.speculation.record(drafted, accepted);
+                }
                 acceptance.record(drafter.source(), drafted, accepted);
                 drafter.record(drafted, accepted);
                 drafter.extend(&tokens);

@@ -28,6 +28,26 @@ fn the_same_prompt_begins_at_its_last_message_or_chunk() {
 }
 
 #[test]
+fn a_flush_forgets_everything_and_touches_nothing_that_runs() {
+    let mut bench = Bench::new(options());
+    let chat = [message(150, 9), message(120, 10), message(5, 11)].concat();
+    ask(&mut bench, &asking(&chat, 20));
+    let running = bench.submit(asking(&chat, 60));
+    (0..5).for_each(|_| assert!(bench.turn().unwrap()));
+    let flush = bench.handle.load().cache.request_flush();
+    assert!(bench.turn().unwrap());
+    assert!(bench.handle.load().cache.is_flushed(flush));
+    assert_eq!(bench.handle.load().cache.snapshots.load(Ordering::Relaxed), 0);
+    bench.finish();
+    assert!(running.wait().same_answer(&Bench::answer(&options(), asking(&chat, 60))));
+    let flush = bench.handle.load().cache.request_flush();
+    assert!(!bench.turn().unwrap(), "nothing else is to be done");
+    assert!(bench.handle.load().cache.is_flushed(flush), "an idle engine does it too");
+    assert_eq!(ask(&mut bench, &asking(&chat, 20)).cached_tokens, 0);
+    bench.assert_nothing_is_left();
+}
+
+#[test]
 fn a_conversation_goes_on_where_its_last_answer_ended() {
     let mut bench = Bench::new(options());
     let mut chat = message(100, 9);

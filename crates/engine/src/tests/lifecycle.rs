@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use qwill_contract::{EngineState, FinishReason, Request, SamplingParams, SubmitError};
 
 use super::client::{Client, assert_idle, request};
-use super::harness::{options, puppet};
+use super::harness::{Bench, options, puppet};
 use super::puppet::{Fault, Puppet};
 use crate::speculation::SpeculationOptions;
 use crate::{EngineError, EngineOptions, EngineThread, start};
@@ -33,6 +33,27 @@ fn a_drain_finishes_running_and_waiting_requests() {
     assert_eq!(handle.load().state(), EngineState::Stopped);
     assert!(Client::submit(&handle, long_request()).is_err());
     assert_idle(handle.load());
+}
+
+#[test]
+fn the_more_urgent_are_answered_first() {
+    let mut bench = Bench::new(EngineOptions { max_sequences: 1, ..options() });
+    let client = |bench: &mut Bench, priority| bench.submit(Request { priority, ..long_request() });
+    let priorities = [0, 5, -1, 0, -1];
+    let mut clients: Vec<(usize, Client)> =
+        priorities.iter().map(|priority| client(&mut bench, *priority)).enumerate().collect();
+    let mut order = Vec::new();
+    while !clients.is_empty() {
+        bench.turn().unwrap();
+        clients.retain_mut(|(number, client)| {
+            let ended = client.look().ended();
+            if ended {
+                order.push(*number);
+            }
+            !ended
+        });
+    }
+    assert_eq!(order, [2, 4, 0, 3, 1]);
 }
 
 #[test]
