@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use qwill_contract::{EngineFacts, EngineHandle};
@@ -12,14 +13,39 @@ use tokio::sync::{Semaphore, watch};
 use crate::auth::Keys;
 use crate::cors;
 use crate::error::{ApiError, ServerError};
-use crate::health::StallWatch;
+use crate::health::Probe;
 use crate::host::Names;
+use crate::live::LiveRequests;
 use crate::metrics::Metrics;
 use crate::options::{ServerOptions, TextModel};
+use crate::queue_pace::QueuePace;
 use crate::types::unix_seconds;
+use crate::watchdog::Watchdog;
 
 /// Unknown field names that are remembered; a client that makes names up must not fill memory.
 const WARNED_NAMES_LIMIT: usize = 256;
+
+/// Why everything that runs has to end.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Ending {
+    /// The time to drain is over.
+    Draining,
+    /// The engine has completed no step for this long.
+    Stalled(Duration),
+}
+
+impl Ending {
+    pub(crate) fn error(&self) -> ApiError {
+        match self {
+            Self::Draining => ApiError::draining(),
+            Self::Stalled(silence) => {
+                let seconds = silence.as_secs();
+                let message = format!("the engine is stuck: it has completed no step for {seconds} s");
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_stalled").retry()
+            }
+        }
+    }
+}
 
 pub(crate) struct App {
     pub(crate) options: ServerOptions,
@@ -28,14 +54,17 @@ pub(crate) struct App {
     pub(crate) keys: Keys,
     pub(crate) host_names: Names,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) stall_watch: StallWatch,
+    pub(crate) watchdog: Watchdog,
+    pub(crate) probe: Probe,
+    pub(crate) live: Arc<LiveRequests>,
+    pub(crate) queue_pace: QueuePace,
     /// Bounds how many prompts are rendered and tokenised at once.
     pub(crate) preparing: Arc<Semaphore>,
     pub(crate) started_unix_s: u64,
     /// Set when shutdown begins: new work is refused.
     draining: AtomicBool,
-    /// True when the time to drain is over: what still runs ends with an error.
-    aborting: watch::Sender<bool>,
+    /// Why what runs ends with an error.
+    ending: watch::Sender<Option<Ending>>,
     warned_names: Mutex<HashSet<String>>,
 }
 
@@ -53,11 +82,14 @@ impl App {
             keys: Keys::new(&options.api_keys, options.admin_key.as_deref()),
             host_names: Names::of(&options, address),
             metrics: Arc::new(Metrics::new(engine.facts())?),
-            stall_watch: StallWatch::new(options.stall_timeout),
+            watchdog: Watchdog::new(options.stall_timeout),
+            probe: Probe::default(),
+            live: Arc::default(),
+            queue_pace: QueuePace::default(),
             preparing: Arc::new(Semaphore::new(processors)),
             started_unix_s: unix_seconds(),
             draining: AtomicBool::new(false),
-            aborting: watch::channel(false).0,
+            ending: watch::channel(None).0,
             warned_names: Mutex::default(),
             options,
             engine,
@@ -93,6 +125,9 @@ impl App {
         if self.is_draining() {
             return Err(ApiError::draining());
         }
+        if let Some(ending) = &*self.ending.borrow() {
+            return Err(ending.error());
+        }
         ApiError::not_ready(&self.engine.load().state()).map_or(Ok(()), Err)
     }
 
@@ -106,13 +141,29 @@ impl App {
         self.engine.load().request_drain();
     }
 
-    /// The time is over: everything that still runs ends.
-    pub(crate) fn abort(&self) {
-        self.aborting.send_replace(true);
+    /// Ends everything that runs, and takes nothing new until [`App::go_on`].
+    pub(crate) fn end_all(&self, ending: Ending) {
+        self.ending.send_replace(Some(ending));
     }
 
-    pub(crate) fn aborted(&self) -> watch::Receiver<bool> {
-        self.aborting.subscribe()
+    /// What stood still moves again. A shutdown stays one.
+    pub(crate) fn go_on(&self) {
+        self.ending.send_if_modified(|ending| {
+            let stalled = matches!(ending, Some(Ending::Stalled(_)));
+            if stalled {
+                *ending = None;
+            }
+            stalled
+        });
+    }
+
+    /// Whether everything that runs has been ended, and nothing new is taken.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.borrow().is_some()
+    }
+
+    pub(crate) fn ending(&self) -> watch::Receiver<Option<Ending>> {
+        self.ending.subscribe()
     }
 
     /// Whether `name` has not been warned about yet.
@@ -140,6 +191,10 @@ fn check(options: &ServerOptions, address: IpAddr, facts: &EngineFacts) -> Resul
     }
     if options.keep_alive.is_zero() || options.read_timeout.is_zero() || options.write_timeout.is_zero() {
         return fail("keep_alive, read_timeout and write_timeout", "must be longer than nothing");
+    }
+    let times = [Some(options.stall_timeout), options.request_timeout, options.queue_timeout];
+    if times.into_iter().flatten().any(|time| time.is_zero()) {
+        return fail("stall_timeout, request_timeout and queue_timeout", "must be longer than nothing");
     }
     if options.max_choices == 0 {
         return fail("max_choices", "must be at least 1");

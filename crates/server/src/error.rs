@@ -168,7 +168,7 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         match error {
             SubmitError::QueueFull { .. } => {
-                let message = format!("the server is busy: {error}; try again later");
+                let message = format!("the server is busy: {error}");
                 Self::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("queue_full").retry()
             }
             SubmitError::Draining => Self::draining(),

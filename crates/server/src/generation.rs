@@ -3,19 +3,25 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use qwill_contract::{CancelFlag, Event, FinishReason, PromptToken, Request, SamplingParams, SinkClosed};
+use qwill_contract::{
+    CancelFlag, Event, FinishReason, PromptToken, Request, SamplingParams, SinkClosed, SubmitError,
+};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
-use crate::app::App;
+use crate::app::{App, Ending};
 use crate::choice::{Choice, Delta, Finish};
-use crate::error::ApiError;
+use crate::error::{ApiError, whole_seconds};
+use crate::live::{LivePrompt, LiveRequest, Registration};
 use crate::log::Record;
 use crate::params::Params;
 use crate::prompt::Prompt;
 use crate::random::random_u64;
+use crate::time_limits::{Over, TimeLimits};
 use crate::types::{CompletionDetails, PromptDetails, Usage};
 
 /// News of a generation. `index` counts the choices of all prompts: prompt by prompt, `n` each.
@@ -37,7 +43,12 @@ pub(crate) struct Generation {
     choices: Vec<ChoiceState>,
     choices_per_prompt: usize,
     updates: VecDeque<Update>,
-    aborted: watch::Receiver<bool>,
+    ending: watch::Receiver<Option<Ending>>,
+    live: Registration,
+    limits: TimeLimits,
+    /// The time was over before the answer was.
+    timed_out: bool,
+    app: Arc<App>,
     record: Arc<Record>,
     cached_tokens: usize,
     prompt_tokens: usize,
@@ -49,12 +60,16 @@ struct EngineRequest {
     choice_cancel: Vec<CancelFlag>,
     /// Choices that are not finished.
     open_choices: usize,
+    prompt_tokens: usize,
+    started: bool,
 }
 
 struct ChoiceState {
     choice: Choice,
     /// Tokens that brought no text yet.
     held: Delta,
+    /// All of its text, where that is logged.
+    said: Option<String>,
 }
 
 impl Drop for Generation {
@@ -66,7 +81,7 @@ impl Drop for Generation {
 impl Generation {
     /// Submits one engine request for each prompt; when one is not taken, none runs. `id` names them in the engine.
     pub(crate) fn start(
-        app: &App,
+        app: &Arc<App>,
         record: Arc<Record>,
         id: &str,
         prompts: &[Prompt],
@@ -75,19 +90,35 @@ impl Generation {
         app.check_ready()?;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
         record.admit(prompt_tokens)?;
+        log_prompts(app, id, prompts);
         let (sender, events) = unbounded_channel();
+        let live_prompts: Vec<_> = prompts
+            .iter()
+            .map(|prompt| {
+                LivePrompt::new(prompt.ids.len(), prompt.max_tokens, params.choices, record.started)
+            })
+            .collect();
+        let Record { origin, endpoint, started, .. } = &*record;
+        let (stream, priority) = (params.stream, params.priority);
+        let live = LiveRequest::new(id, origin, endpoint, stream, priority, live_prompts.clone());
+        let most = [params.max_time, app.options.request_timeout].into_iter().flatten().min();
+        let limits = TimeLimits::new(*started, most, app.options.queue_timeout);
         let mut generation = Self {
             events,
             requests: Vec::with_capacity(prompts.len()),
             choices: choices(app, prompts, params),
             choices_per_prompt: params.choices,
             updates: VecDeque::new(),
-            aborted: app.aborted(),
+            ending: app.ending(),
+            live: app.live.register(live),
+            limits,
+            timed_out: false,
+            app: Arc::clone(app),
             record,
             cached_tokens: 0,
             prompt_tokens,
         };
-        for (index, prompt) in prompts.iter().enumerate() {
+        for (index, (prompt, live)) in prompts.iter().zip(live_prompts).enumerate() {
             let cancel = CancelFlag::default();
             let choice_cancel: Vec<_> = (0..params.choices).map(|_| CancelFlag::default()).collect();
             let request = Request {
@@ -106,9 +137,17 @@ impl Generation {
                 cancel: cancel.clone(),
                 choice_cancel: choice_cancel.clone(),
             };
-            app.engine.submit(request, Box::new(sink(sender.clone(), index)))?;
-            generation.requests.push(EngineRequest { cancel, choice_cancel, open_choices: params.choices });
+            let sink = sink(sender.clone(), index, live);
+            app.engine.submit(request, Box::new(sink)).map_err(|error| refusal(app, error))?;
+            generation.requests.push(EngineRequest {
+                cancel,
+                choice_cancel,
+                open_choices: params.choices,
+                prompt_tokens: prompt.ids.len(),
+                started: false,
+            });
         }
+        generation.record.facts().submitted = true;
         Ok(generation)
     }
 
@@ -129,13 +168,15 @@ impl Generation {
     }
 
     async fn wait_for_event(&mut self) -> Result<(), ApiError> {
-        let event = tokio::select! {
-            event = self.events.recv() => event,
-            _ = self.aborted.wait_for(|aborted| *aborted) => return Err(ApiError::draining()),
-        };
-        match event {
-            Some((prompt, event)) => self.take_event(prompt, event),
-            None => Err(ApiError::internal("the engine ended before the answer was complete")),
+        let Self { events, ending, live, limits, .. } = self;
+        tokio::select! {
+            event = events.recv() => match event {
+                Some((prompt, event)) => self.take_event(prompt, event),
+                None => Err(ApiError::internal("the engine ended before the answer was complete")),
+            },
+            error = ended(ending) => Err(error),
+            error = aborted(live.request()) => Err(error),
+            over = limits.over() => self.time_is_over(over),
         }
     }
 
@@ -168,7 +209,14 @@ impl Generation {
         match event {
             Event::Started { cached_tokens } => {
                 self.cached_tokens += cached_tokens;
-                self.record.note_started(cached_tokens);
+                let request = &mut self.requests[prompt];
+                request.started = true;
+                self.record.note_started(request.prompt_tokens, cached_tokens);
+                if self.requests.iter().all(|request| request.started) {
+                    self.limits.waited();
+                }
+                let waiting = self.app.engine.load().waiting.load(Ordering::Relaxed);
+                self.app.queue_pace.note_start(Instant::now(), waiting);
             }
             Event::Progress { .. } => {}
             Event::PromptLogprobs(tokens) => {
@@ -197,6 +245,10 @@ impl Generation {
     fn advance(&mut self, index: usize, delta: Delta) {
         let (prompt, choice) = (self.prompt_of(index), index % self.choices_per_prompt);
         let state = &mut self.choices[index];
+        if let Some(said) = &mut state.said {
+            said.push_str(&delta.reasoning);
+            said.push_str(&delta.content);
+        }
         state.held.append(delta);
         let finish = state.choice.finish;
         let worth_telling = state.held.has_text() || (finish.is_some() && !state.held.tokens.is_empty());
@@ -205,6 +257,10 @@ impl Generation {
             self.updates.push_back(Update::Delta { index, delta });
         }
         if let Some(finish) = finish {
+            if let Some(said) = state.said.take() {
+                let id = &self.record.origin.request_id;
+                tracing::info!(id, choice = index, text = said, "answer");
+            }
             self.updates.push_back(Update::Finished { index, finish });
             let request = &mut self.requests[prompt];
             request.open_choices -= 1;
@@ -223,11 +279,35 @@ impl Generation {
         }
     }
 
+    /// An answer that has begun ends where it is; one that has not is an error.
+    fn time_is_over(&mut self, over: Over) -> Result<(), ApiError> {
+        let begun = self.choices.iter().any(|state| state.choice.generated_tokens > 0);
+        let limit = match over {
+            Over::Queue(limit) => return Err(queue_timeout(&self.app, limit)),
+            Over::Whole(limit) if !begun => limit,
+            Over::Whole(_) => {
+                self.timed_out = true;
+                for index in 0..self.choices.len() {
+                    let choice = &mut self.choices[index].choice;
+                    if choice.finish.is_none() {
+                        let delta = choice.end(Finish::Length);
+                        self.advance(index, delta);
+                    }
+                }
+                return Ok(());
+            }
+        };
+        let waiting = self.requests.iter().any(|request| !request.started);
+        let at = if waiting { "while it waited" } else { "while its prompt was processed" };
+        let message = format!("the request's time of {} s was over {at}", limit.as_secs_f64());
+        Err(ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).with_code("timeout"))
+    }
+
     fn note_finish(&self) {
         let is_length = |state: &ChoiceState| state.choice.finish == Some(Finish::Length);
         let finish = if self.choices.iter().any(is_length) { Finish::Length } else { Finish::Stop };
         let mut facts = self.record.facts();
-        facts.finish = Some(finish.name());
+        facts.finish = Some(if self.timed_out { "timeout" } else { finish.name() });
         facts.status = Some(StatusCode::OK);
     }
 
@@ -259,6 +339,7 @@ fn choices(app: &App, prompts: &[Prompt], params: &Params) -> Vec<ChoiceState> {
             prompt.opens_reasoning,
         ),
         held: Delta::default(),
+        said: app.options.log_prompts.then(String::new),
     };
     prompts.iter().flat_map(|prompt| (0..params.choices).map(move |_| new(prompt))).collect()
 }
@@ -266,8 +347,62 @@ fn choices(app: &App, prompts: &[Prompt], params: &Params) -> Vec<ChoiceState> {
 fn sink(
     sender: UnboundedSender<(usize, Event)>,
     prompt: usize,
+    live: Arc<LivePrompt>,
 ) -> impl FnMut(Event) -> Result<(), SinkClosed> + Send {
-    move |event| sender.send((prompt, event)).map_err(|_| SinkClosed)
+    move |event| {
+        live.note(&event);
+        sender.send((prompt, event)).map_err(|_| SinkClosed)
+    }
+}
+
+/// Only where somebody has asked for it.
+fn log_prompts(app: &App, id: &str, prompts: &[Prompt]) {
+    if app.options.log_prompts {
+        for (index, prompt) in prompts.iter().enumerate() {
+            let text = app.text.tokenizer.decode(&prompt.ids, false);
+            tracing::info!(id = format!("{id}-{index}"), text, "prompt");
+        }
+    }
+}
+
+/// Why the engine takes no request, and when to come back.
+fn refusal(app: &App, error: SubmitError) -> ApiError {
+    let full = matches!(error, SubmitError::QueueFull { .. });
+    let mut refusal = ApiError::from(error);
+    if full {
+        let wait = app.queue_pace.promise(Instant::now());
+        let running = app.engine.load().running.load(Ordering::Relaxed);
+        refusal.message = format!(
+            "{}: {running} are running, a place should be free in {} s",
+            refusal.message,
+            whole_seconds(wait)
+        );
+        refusal.retry_after = Some(wait);
+    }
+    refusal
+}
+
+fn queue_timeout(app: &App, limit: Duration) -> ApiError {
+    let seconds = limit.as_secs_f64();
+    let message =
+        format!("the server is busy: the request has waited for {seconds} s, the longest that one may");
+    let mut error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("queue_timeout");
+    error.retry_after = Some(app.queue_pace.promise(Instant::now()));
+    error
+}
+
+/// Waits until everything has to end, and says why.
+async fn ended(ending: &mut watch::Receiver<Option<Ending>>) -> ApiError {
+    match ending.wait_for(Option::is_some).await.as_deref() {
+        Ok(Some(ending)) => ending.error(),
+        _ => Ending::Draining.error(),
+    }
+}
+
+/// Waits until somebody wants the request to end.
+async fn aborted(live: &LiveRequest) -> ApiError {
+    let message = format!("the request was aborted by {}", live.aborted().await);
+    ApiError::new(StatusCode::CONFLICT, message).with_code("aborted")
 }
 
 fn finish_of(reason: FinishReason) -> Result<Finish, ApiError> {

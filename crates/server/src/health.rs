@@ -1,43 +1,21 @@
 //! Whether the server lives, takes requests, and really generates: three different facts.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use qwill_contract::{EngineState, LoadSnapshot};
+use qwill_contract::{
+    CancelFlag, EngineState, Event, FinishReason, Request, SamplingParams, SinkClosed, SubmitError,
+};
 use serde::Serialize;
+use tokio::sync::{Mutex, mpsc};
+use tokio::time::{sleep, timeout};
 
 use crate::app::App;
-
-/// Notices an engine that has work and completes no step.
-pub(crate) struct StallWatch {
-    limit: Duration,
-    /// Step count while there is work, and when it was first seen.
-    working_since: Mutex<Option<(u64, Instant)>>,
-}
-
-impl StallWatch {
-    pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit, working_since: Mutex::new(None) }
-    }
-
-    /// Seconds without a step, when that is too long. Judges by what earlier calls saw, so a long idle time
-    /// before a request does not count.
-    fn stalled_s(&self, load: &LoadSnapshot, now: Instant) -> Option<u64> {
-        let mut working_since = self.working_since.lock().unwrap_or_else(PoisonError::into_inner);
-        if load.running + load.waiting == 0 {
-            *working_since = None;
-            return None;
-        }
-        let since = working_since.filter(|&(steps, _)| steps == load.steps).map_or(now, |(_, since)| since);
-        *working_since = Some((load.steps, since));
-        let silent = now.saturating_duration_since(since);
-        (silent > self.limit).then_some(silent.as_secs())
-    }
-}
+use crate::types::unix_seconds;
 
 #[derive(Serialize)]
 struct Health {
@@ -52,11 +30,14 @@ struct Health {
     reason: Option<String>,
     running: usize,
     waiting: usize,
+    /// Since the engine is stuck, seconds since 1970.
+    stalled_since_unix_s: Option<u64>,
+    steps: u64,
 }
 
 fn assess(app: &App) -> Health {
     let load = app.engine.load().snapshot();
-    let stalled_s = app.stall_watch.stalled_s(&load, Instant::now());
+    let stalled_s = app.watchdog.stalled(&load, Instant::now()).map(|silence| silence.as_secs());
     let draining = app.is_draining();
     let (state, reason) = match &load.state {
         EngineState::Starting => ("starting", Some("the model is still loading".to_owned())),
@@ -84,6 +65,8 @@ fn assess(app: &App) -> Health {
         reason,
         running: load.running,
         waiting: load.waiting,
+        stalled_since_unix_s: stalled_s.map(|seconds| unix_seconds().saturating_sub(seconds)),
+        steps: load.steps,
     }
 }
 
@@ -113,22 +96,89 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
     answer(health, good)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// `GET /ping`: as `/health`, without words.
+pub(crate) async fn ping(State(app): State<Arc<App>>) -> StatusCode {
+    let health = assess(&app);
+    if health.ready && health.can_generate { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
 
-    #[test]
-    fn a_stall_needs_work_and_silence() {
-        let watch = StallWatch::new(Duration::from_secs(10));
-        let load = qwill_contract::Load::default();
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(watch.stalled_s(&load.snapshot(), at(100)), None, "idle");
-        load.running.store(1, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(watch.stalled_s(&load.snapshot(), at(100)), None, "work is seen first");
-        assert_eq!(watch.stalled_s(&load.snapshot(), at(105)), None, "five seconds of work");
-        assert_eq!(watch.stalled_s(&load.snapshot(), at(111)), Some(11));
-        load.step_done();
-        assert_eq!(watch.stalled_s(&load.snapshot(), at(112)), None, "a step was completed");
+/// `GET /health_generate`: 200 when a token was generated just now.
+pub(crate) async fn generate(State(app): State<Arc<App>>) -> Response {
+    let mut health = assess(&app);
+    if health.ready && health.can_generate {
+        health.reason = app.probe.generate(&app).await.err();
+        health.can_generate = health.reason.is_none();
+        health.status = if health.can_generate { "ok" } else { "unavailable" };
     }
+    let good = health.ready && health.can_generate;
+    answer(health, good)
+}
+
+/// How long a generated token proves that tokens are generated.
+const PROOF_LASTS: Duration = Duration::from_secs(1);
+/// How long one may take.
+const PROBE_PATIENCE: Duration = Duration::from_secs(20);
+const PROGRESS_LOOK: Duration = Duration::from_millis(10);
+
+/// Generates a token to find out whether that can be done: one at a time, however many ask.
+#[derive(Default)]
+pub(crate) struct Probe(Mutex<Option<(Instant, Result<(), String>)>>);
+
+impl Probe {
+    async fn generate(&self, app: &App) -> Result<(), String> {
+        let mut last = self.0.lock().await;
+        if let Some((at, outcome)) = &*last
+            && at.elapsed() < PROOF_LASTS
+        {
+            return outcome.clone();
+        }
+        let cancel = CancelFlag::default();
+        let outcome = timeout(PROBE_PATIENCE, one_token(app, &cancel)).await;
+        cancel.cancel();
+        let seconds = PROBE_PATIENCE.as_secs();
+        let outcome = outcome.unwrap_or_else(|_| Err(format!("no token was generated within {seconds} s")));
+        *last = Some((Instant::now(), outcome.clone()));
+        outcome
+    }
+}
+
+async fn one_token(app: &App, cancel: &CancelFlag) -> Result<(), String> {
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let request = Request {
+        id: "health".into(),
+        prompt: Arc::from([0]),
+        cache_salt: None,
+        // Others wait for a token at most.
+        priority: i32::MIN,
+        sampling: SamplingParams { max_tokens: 1, ignore_eos: true, ..SamplingParams::default() },
+        choices: 1,
+        prompt_logprobs: None,
+        guide: None,
+        cancel: cancel.clone(),
+        choice_cancel: Vec::new(),
+    };
+    let load = app.engine.load();
+    let generated = || load.snapshot().generated_tokens;
+    let before = generated();
+    let sink = Box::new(move |event| sender.send(event).map_err(|_| SinkClosed));
+    match app.engine.submit(request, sink) {
+        Ok(()) => {}
+        // There is no place for a probe, but tokens of others prove as much.
+        Err(SubmitError::QueueFull { .. }) => {
+            while generated() == before {
+                sleep(PROGRESS_LOOK).await;
+            }
+            return Ok(());
+        }
+        Err(error) => return Err(error.to_string()),
+    }
+    while let Some(event) = events.recv().await {
+        match event {
+            Event::Tokens { .. } => return Ok(()),
+            Event::End { reason: FinishReason::Error { message }, .. } => return Err(message),
+            Event::End { .. } => break,
+            _ => {}
+        }
+    }
+    Err("the engine gave the request up".to_owned())
 }

@@ -23,6 +23,8 @@
 //!   [`ServerOptions::strict_params`].
 
 mod accounts;
+mod admin;
+mod aliases;
 mod app;
 mod auth;
 mod body;
@@ -34,12 +36,14 @@ mod cors;
 mod endpoint;
 mod engine_metrics;
 mod error;
+mod facts;
 mod fields;
 mod generation;
 mod health;
 mod host;
 mod keys;
 mod known;
+mod live;
 mod log;
 mod logprobs;
 mod messages;
@@ -48,14 +52,17 @@ mod models;
 mod options;
 mod params;
 mod prompt;
+mod queue_pace;
 mod random;
 mod request_id;
 mod router;
 mod server;
 mod sse;
+mod time_limits;
 mod tokens;
 mod tools;
 mod types;
+mod watchdog;
 
 pub use engine_metrics::EngineMetrics;
 pub use error::ServerError;

@@ -1,5 +1,6 @@
 //! What is known of a generation request: one line in the log when it is over, and its part of the metrics.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use axum::http::StatusCode;
 use crate::app::App;
 use crate::auth::Origin;
 use crate::error::ApiError;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, REFUSED};
 
 /// The status that is logged when the client went away before there was one.
 pub(crate) const CLIENT_CLOSED: u16 = 499;
@@ -16,8 +17,8 @@ pub(crate) const CLIENT_CLOSED: u16 = 499;
 /// Gathers facts of a request and reports them when the last owner drops it.
 pub(crate) struct Record {
     metrics: Arc<Metrics>,
-    endpoint: &'static str,
-    origin: Origin,
+    pub(crate) endpoint: &'static str,
+    pub(crate) origin: Origin,
     pub(crate) started: Instant,
     facts: Mutex<Facts>,
 }
@@ -27,6 +28,8 @@ pub(crate) struct Record {
 pub(crate) struct Facts {
     pub(crate) model: String,
     pub(crate) stream: bool,
+    /// The engine has it.
+    pub(crate) submitted: bool,
     pub(crate) prompt_tokens: usize,
     pub(crate) cached_tokens: usize,
     pub(crate) generated_tokens: usize,
@@ -71,7 +74,7 @@ impl Record {
     }
 
     /// The engine began to work on the request.
-    pub(crate) fn note_started(&self, cached_tokens: usize) {
+    pub(crate) fn note_started(&self, prompt_tokens: usize, cached_tokens: usize) {
         let waited = self.started.elapsed();
         let mut facts = self.facts();
         facts.cached_tokens += cached_tokens;
@@ -79,7 +82,8 @@ impl Record {
             facts.queue = Some(waited);
             self.metrics.queue_seconds.record(waited);
         }
-        self.metrics.cached_tokens.increment(cached_tokens as u64);
+        self.metrics.begun_tokens.fetch_add(prompt_tokens as u64, Ordering::Relaxed);
+        self.metrics.cached_tokens.fetch_add(cached_tokens as u64, Ordering::Relaxed);
     }
 
     /// `count` tokens arrived in one step.
@@ -107,7 +111,8 @@ impl Drop for Record {
         let elapsed = self.started.elapsed();
         let finish = facts.finish.unwrap_or("cancelled");
         let caller = &self.origin.caller;
-        self.metrics.request_finished(self.endpoint, finish, elapsed);
+        let counted = if finish == "error" && !facts.submitted { REFUSED } else { finish };
+        self.metrics.request_finished(self.endpoint, counted, elapsed);
         self.metrics.used(&caller.name, facts.prompt_tokens, facts.generated_tokens);
         let millis =
             |duration: Option<Duration>| duration.map(|duration| rounded(duration.as_secs_f64() * 1e3));
@@ -133,7 +138,7 @@ impl Drop for Record {
 }
 
 /// To three decimals: what a person reads, and more than a clock means.
-fn rounded(value: f64) -> f64 {
+pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 

@@ -2,19 +2,20 @@
 //! when somebody asks.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 use metrics::{
-    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
-use qwill_contract::{CacheLoad, EngineFacts, EngineState};
+use qwill_contract::{CacheLoad, EngineFacts, EngineState, SpeculationLoad};
 
 use crate::EngineMetrics;
+use crate::aliases;
 use crate::app::App;
 
 /// From a token of a small model to a long prompt on a busy server, seconds.
@@ -22,6 +23,9 @@ const LONG_BUCKETS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0];
 pub(crate) const SHORT_BUCKETS: &[f64] =
     &[0.000_5, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+/// How a request ended that the engine never saw.
+pub(crate) const REFUSED: &str = "refused";
 
 const QUEUE: &str = "qwill_queue_seconds";
 const FIRST_TOKEN: &str = "qwill_time_to_first_token_seconds";
@@ -35,7 +39,9 @@ pub(crate) struct Metrics {
     pub(crate) queue_seconds: Histogram,
     pub(crate) first_token_seconds: Histogram,
     pub(crate) inter_token_seconds: Histogram,
-    pub(crate) cached_tokens: Counter,
+    /// Of the prompts that the engine began with: all their tokens, and those found in the prefix cache.
+    pub(crate) begun_tokens: AtomicU64,
+    pub(crate) cached_tokens: AtomicU64,
 }
 
 impl Metrics {
@@ -47,27 +53,25 @@ impl Metrics {
             .set_buckets_for_metric(exact(INTER_TOKEN), SHORT_BUCKETS)?
             .set_buckets_for_metric(exact(WHOLE_REQUEST), LONG_BUCKETS)?
             .build_recorder();
-        let (queue_seconds, first_token_seconds, inter_token_seconds, cached_tokens) =
-            metrics::with_local_recorder(&recorder, || {
+        let (queue_seconds, first_token_seconds, inter_token_seconds) = metrics::with_local_recorder(
+            &recorder,
+            || {
                 describe();
                 let model = facts.model_names.first().cloned().unwrap_or_default();
                 let version = env!("CARGO_PKG_VERSION");
                 gauge!("qwill_build_info", "version" => version, "model" => model, "numerics" => facts.numerics.clone())
                     .set(1.0);
-                (
-                    histogram!(QUEUE),
-                    histogram!(FIRST_TOKEN),
-                    histogram!(INTER_TOKEN),
-                    counter!("qwill_cached_prompt_tokens_total"),
-                )
-            });
+                (histogram!(QUEUE), histogram!(FIRST_TOKEN), histogram!(INTER_TOKEN))
+            },
+        );
         Ok(Self {
             recorder,
             started: Instant::now(),
             queue_seconds,
             first_token_seconds,
             inter_token_seconds,
-            cached_tokens,
+            begun_tokens: AtomicU64::new(0),
+            cached_tokens: AtomicU64::new(0),
         })
     }
 
@@ -84,7 +88,9 @@ impl Metrics {
         self.with(|| {
             counter!("qwill_requests_finished_total", "endpoint" => endpoint, "reason" => finish)
                 .increment(1);
-            histogram!(WHOLE_REQUEST, "endpoint" => endpoint).record(elapsed);
+            if finish != REFUSED {
+                histogram!(WHOLE_REQUEST, "endpoint" => endpoint).record(elapsed);
+            }
         });
     }
 
@@ -97,6 +103,22 @@ impl Metrics {
             counter!("qwill_key_generated_tokens_total", "key" => key.to_owned())
                 .increment(generated_tokens as u64);
         });
+    }
+
+    /// How long the server has been there.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The share of prompts' tokens that the prefix cache had.
+    pub(crate) fn cache_hit_rate(&self) -> f64 {
+        let begun = self.begun_tokens.load(Ordering::Relaxed);
+        if begun == 0 { 0.0 } else { self.cached_tokens.load(Ordering::Relaxed) as f64 / begun as f64 }
+    }
+
+    /// The engine completes no step any more.
+    pub(crate) fn stalled(&self) {
+        self.with(|| counter!("qwill_stalls_total").increment(1));
     }
 
     /// Moves recorded values into their buckets; otherwise they pile up until somebody asks for them.
@@ -124,13 +146,19 @@ impl Metrics {
             ] {
                 gauge!(name).set(value as f64);
             }
+            gauge!("qwill_kv_usage_ratio").set(load.pages_used as f64 / load.pages_total.max(1) as f64);
             gauge!("qwill_uptime_seconds").set(self.started.elapsed().as_secs_f64());
             counter!("qwill_prompt_tokens_total").absolute(load.prompt_tokens);
             counter!("qwill_generated_tokens_total").absolute(load.generated_tokens);
+            counter!("qwill_begun_prompt_tokens_total").absolute(self.begun_tokens.load(Ordering::Relaxed));
+            counter!("qwill_cached_prompt_tokens_total").absolute(self.cached_tokens.load(Ordering::Relaxed));
             show_cache(&app.engine.load().cache);
+            show_speculation(&app.engine.load().speculation);
         });
+        let own = self.recorder.handle().render();
+        let aliases = aliases::lines(&own, app.model_name());
         let engine = app.options.engine_metrics.as_ref().map(EngineMetrics::render);
-        self.recorder.handle().render() + &engine.unwrap_or_default()
+        own + &aliases + &engine.unwrap_or_default()
     }
 }
 
@@ -160,6 +188,19 @@ fn show_cache(cache: &CacheLoad) {
     }
 }
 
+fn show_speculation(speculation: &SpeculationLoad) {
+    let mut accepted = 0;
+    for (position, count) in speculation.accepted.iter().enumerate() {
+        let count = count.load(Ordering::Relaxed);
+        accepted += count;
+        counter!("qwill_accepted_drafts_by_position_total", "position" => position.to_string())
+            .absolute(count);
+    }
+    counter!("qwill_accepted_drafts_total").absolute(accepted);
+    counter!("qwill_drafting_rounds_total").absolute(speculation.rounds.load(Ordering::Relaxed));
+    counter!("qwill_drafted_tokens_total").absolute(speculation.drafted.load(Ordering::Relaxed));
+}
+
 fn describe() {
     describe_counter!(
         "qwill_http_requests_total",
@@ -167,13 +208,17 @@ fn describe() {
     );
     describe_counter!(
         "qwill_requests_finished_total",
-        "Generation requests by endpoint and how they ended: stop, length, error, cancelled"
+        "Generation requests by endpoint and how they ended: stop, length, tool_calls, timeout, error, cancelled, or refused before the engine saw them"
     );
     describe_counter!("qwill_key_requests_total", "Generation requests by the name of their key");
     describe_counter!("qwill_key_prompt_tokens_total", "Prompt tokens of these requests");
     describe_counter!("qwill_key_generated_tokens_total", "Tokens generated for these requests");
     describe_counter!("qwill_prompt_tokens_total", "Prompt tokens processed");
     describe_counter!("qwill_generated_tokens_total", "Tokens generated");
+    describe_counter!(
+        "qwill_begun_prompt_tokens_total",
+        "Tokens of all prompts that were begun, cached or not"
+    );
     describe_counter!("qwill_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache");
     describe_counter!(
         "qwill_prefix_cache_hits_total",
@@ -209,6 +254,15 @@ fn describe() {
     describe_gauge!("qwill_kv_pages_total", "KV pages in all");
     describe_gauge!("qwill_state_slots_used", "Recurrent state slots in use");
     describe_gauge!("qwill_state_slots_total", "Recurrent state slots in all");
+    describe_counter!("qwill_stalls_total", "Times that the engine had work and completed no step");
+    describe_counter!("qwill_drafting_rounds_total", "Rounds of a sequence with drafts");
+    describe_counter!("qwill_drafted_tokens_total", "Drafts verified");
+    describe_counter!("qwill_accepted_drafts_total", "Drafts accepted");
+    describe_counter!(
+        "qwill_accepted_drafts_by_position_total",
+        "Drafts accepted, by place in the chain from 0"
+    );
+    describe_gauge!("qwill_kv_usage_ratio", "Share of the KV pages that is in use, 0 to 1");
     describe_gauge!("qwill_ready", "1 when requests are taken");
     describe_gauge!("qwill_uptime_seconds", "Seconds since the server was made");
     describe_gauge!("qwill_build_info", "Always 1; version, model and numerics mode are in the labels");

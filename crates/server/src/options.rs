@@ -39,8 +39,15 @@ pub struct ServerOptions {
     pub read_timeout: Duration,
     /// Longest time without progress while a client does not read its answer.
     pub write_timeout: Duration,
-    /// `/health` calls an engine stuck that has work and completes no step for this long.
+    /// An engine that has work and completes no step for this long is stuck: requests end with an error, `/health` says
+    /// so, and what is in hand goes to the log.
     pub stall_timeout: Duration,
+    /// Longest time for a request, from its arrival to its end; a request may ask for less.
+    pub request_timeout: Option<Duration>,
+    /// Longest time that a request may wait.
+    pub queue_timeout: Option<Duration>,
+    /// Log the text of prompts and answers.
+    pub log_prompts: bool,
     /// Sampling where a request does not say.
     pub defaults: SamplingDefaults,
     /// Largest `n`; the engine's number of sequences bounds it further.
@@ -69,6 +76,9 @@ impl Default for ServerOptions {
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_mins(1),
             stall_timeout: Duration::from_mins(2),
+            request_timeout: None,
+            queue_timeout: None,
+            log_prompts: false,
             defaults: SamplingDefaults::default(),
             max_choices: 8,
             strict_params: false,

@@ -1,6 +1,7 @@
 //! Generation parameters: those that the endpoints share, checked and brought to one form.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use qwill_contract::SamplingParams;
 use serde_json::Value;
@@ -27,6 +28,8 @@ pub(crate) struct Params {
     pub(crate) cache_salt: Option<Arc<str>>,
     /// See [`qwill_contract::Request::priority`].
     pub(crate) priority: i32,
+    /// From the request's arrival to its end.
+    pub(crate) max_time: Option<Duration>,
     /// As the client gave it.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) choices: usize,
@@ -60,6 +63,7 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
     let seed = take_seed(fields)?;
     let cache_salt = take_cache_salt(fields)?;
     let priority = take_priority(fields)?;
+    let max_time = take_max_time(fields)?;
     if let Some(most) = max_tokens
         && sampling.min_tokens > most
     {
@@ -81,6 +85,7 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
         seed,
         cache_salt,
         priority,
+        max_time,
         max_tokens,
         choices,
         prompt_logprobs: None,
@@ -148,6 +153,14 @@ fn take_priority(fields: &mut Fields) -> Result<i32, ApiError> {
     let in_range = |priority: i64| i32::try_from(priority).is_ok();
     let priority = fields.integer("priority", "a whole number of 32 bits", in_range)?;
     Ok(priority.unwrap_or(0) as i32)
+}
+
+fn take_max_time(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
+    const LONGEST_S: f32 = 1e6;
+    let seconds = fields.number("max_time_s", "a number of seconds above 0, at most 1000000", |s| {
+        s > 0.0 && s <= LONGEST_S
+    })?;
+    Ok(seconds.map(Duration::from_secs_f32))
 }
 
 /// Any text but the empty one, which is none.

@@ -14,7 +14,7 @@ use crate::messages::{gather_system, has_late_system};
 use crate::params::Params;
 
 /// KV is handed out in pages of this many tokens; several choices each round up to whole pages.
-const KV_PAGE_TOKENS: usize = 64;
+pub(crate) const KV_PAGE_TOKENS: usize = 64;
 
 /// A prompt, ready for the engine.
 #[derive(Debug, Clone)]

@@ -4,12 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 
+use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
 
 use crate::app::App;
 use crate::chat::ChatRequest;
@@ -17,10 +17,11 @@ use crate::completions::CompletionRequest;
 use crate::error::ApiError;
 use crate::log::CLIENT_CLOSED;
 use crate::metrics::Metrics;
-use crate::{auth, cors, endpoint, health, host, metrics, models, request_id, tokens};
+use crate::{admin, auth, cors, endpoint, facts, health, host, metrics, models, request_id, tokens};
 
 const ENDPOINTS: &str = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, POST /tokenize, \
-                         POST /detokenize, GET /health, GET /metrics, GET /version";
+                         POST /detokenize, POST /abort_request, GET /health, GET /metrics, GET /slots, GET /props, \
+                         GET /server_info, GET /v1/loads, GET /version";
 
 /// First path segments after `/v1/` of what other servers do and this one does not.
 const OTHER_SERVICES: &[&str] = &[
@@ -54,7 +55,6 @@ const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/", get(page))
-        .route("/version", get(version))
         .route("/health", get(health::health))
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))
@@ -65,6 +65,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(endpoint::handle::<CompletionRequest>))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .merge(facts_and_control())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         // Bodies are read, and bounded, by our own reader.
@@ -78,6 +79,27 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
+/// What the server says about itself, and what touches work in hand. Names are those of other servers, whose clients
+/// and gateways look for them.
+fn facts_and_control() -> Router<Arc<App>> {
+    Router::new()
+        .route("/version", get(facts::version))
+        .route("/ping", get(health::ping))
+        .route("/health_generate", get(health::generate))
+        .route("/props", get(facts::props))
+        .route("/slots", get(facts::slots))
+        .route("/tokenizer_info", get(facts::tokenizer_info))
+        .route("/model_info", get(facts::model_info))
+        .route("/get_model_info", get(facts::model_info))
+        .route("/server_info", get(facts::server_info))
+        .route("/get_server_info", get(facts::server_info))
+        .route("/v1/loads", get(facts::loads))
+        .route("/get_load", get(facts::get_load))
+        .route("/load", get(facts::load))
+        .route("/abort_request", post(admin::abort))
+        .route("/flush_cache", post(admin::flush))
+}
+
 async fn page() -> impl IntoResponse {
     let headers = [
         (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY)),
@@ -85,10 +107,6 @@ async fn page() -> impl IntoResponse {
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     ];
     (headers, Html(include_str!("page/index.html")))
-}
-
-async fn version() -> impl IntoResponse {
-    Json(serde_json::json!({"name": "qwill", "version": env!("CARGO_PKG_VERSION")}))
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {
@@ -163,6 +181,20 @@ fn endpoint_label(path: &str) -> &'static str {
         "/v1/completions",
         "/tokenize",
         "/detokenize",
+        "/ping",
+        "/health_generate",
+        "/props",
+        "/slots",
+        "/tokenizer_info",
+        "/model_info",
+        "/get_model_info",
+        "/server_info",
+        "/get_server_info",
+        "/v1/loads",
+        "/get_load",
+        "/load",
+        "/abort_request",
+        "/flush_cache",
     ];
     let known = LABELS.iter().find(|label| **label == path).copied();
     known.unwrap_or(if path.starts_with("/v1/models/") { "/v1/models" } else { "other" })

@@ -13,12 +13,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 
-use crate::app::App;
+use crate::app::{App, Ending};
 use crate::connection::{self, Limits};
 use crate::error::ServerError;
 use crate::keys::ApiKey;
 use crate::options::{ServerOptions, TextModel};
 use crate::router::router;
+use crate::watchdog;
 
 /// How often metrics are tidied up.
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -135,6 +136,7 @@ impl Server {
             draining,
         };
         let upkeep = tokio::spawn(upkeep(Arc::clone(&app)));
+        let watchdog = tokio::spawn(watchdog::watch(Arc::clone(&app)));
         let mut connections = JoinSet::new();
         acceptor.accept_until(shutdown, &mut connections).await;
 
@@ -156,7 +158,7 @@ impl Server {
                 connections = connections.len(),
                 "the time to drain is over: ending what still runs"
             );
-            app.abort();
+            app.end_all(Ending::Draining);
             let _ = timeout(ABORT_GRACE, join_all(&mut connections)).await;
         }
         drop(acceptor);
@@ -164,6 +166,7 @@ impl Server {
         connections.shutdown().await;
         late.shutdown().await;
         upkeep.abort();
+        watchdog.abort();
         Ok(())
     }
 }

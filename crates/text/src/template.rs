@@ -163,6 +163,11 @@ impl ChatTemplate {
         }
     }
 
+    /// The template's own text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Renders a conversation.
     ///
     /// To know which characters of the prompt came from the request, the template is rendered a second time

@@ -67,6 +67,18 @@ pub(crate) struct ListenArgs {
     /// for the embedded model]
     #[arg(long, value_name = "BOOL", env = env::THINKING, help_heading = "Server")]
     pub(crate) thinking: Option<bool>,
+    /// Seconds that a request may take, from its arrival to its end; one that asks for less (`max_time_s`) gets less
+    #[arg(long, value_name = "SECONDS", value_parser = values::seconds, env = env::REQUEST_TIMEOUT)]
+    #[arg(help_heading = "Server")]
+    pub(crate) request_timeout: Option<u64>,
+    /// Seconds that a request may wait; then it gets a 503
+    #[arg(long, value_name = "SECONDS", value_parser = values::seconds, env = env::QUEUE_TIMEOUT)]
+    #[arg(help_heading = "Server")]
+    pub(crate) queue_timeout: Option<u64>,
+    /// Seconds without a completed step after which an engine with work is stuck: its requests end with an error
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = values::seconds, env = env::STALL_TIMEOUT)]
+    #[arg(help_heading = "Server")]
+    pub(crate) stall_timeout: u64,
     /// Seconds that running answers get to finish after SIGTERM or Ctrl-C; a second signal ends at once
     #[arg(long, value_name = "SECONDS", default_value_t = 30, env = env::DRAIN_TIMEOUT, help_heading = "Server")]
     pub(crate) drain_timeout: u64,
@@ -96,6 +108,7 @@ pub(crate) struct SamplingArgs {
 }
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_field_names, reason = "fields are called as the flags are")]
 pub(crate) struct LogArgs {
     /// Form of the log, which goes to standard error
     #[arg(long, value_enum, default_value = "text", env = env::LOG_FORMAT, help_heading = "Log")]
@@ -103,4 +116,7 @@ pub(crate) struct LogArgs {
     /// What is logged: error, warn, info, debug, trace, or directives such as `info,qwill_engine=debug`
     #[arg(long, value_name = "LEVEL", default_value = "info", env = env::LOG_LEVEL, help_heading = "Log")]
     pub(crate) log_level: String,
+    /// Log the text of prompts and answers
+    #[arg(long, env = env::LOG_PROMPTS, help_heading = "Log")]
+    pub(crate) log_prompts: bool,
 }

@@ -69,6 +69,11 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// At least 1.
+pub(super) fn seconds(text: &str) -> Result<u64, String> {
+    positive(text).map(|seconds| seconds as u64)
+}
+
 /// Rows that one sequence may have in a round.
 pub(super) fn round_rows(text: &str) -> Result<usize, String> {
     match positive(text)? {

@@ -42,6 +42,7 @@ pub(crate) struct Stage {
     pub(crate) cancelled_choices: Mutex<Vec<(usize, usize)>>,
     pub(crate) ended: AtomicUsize,
     pub(crate) tokens_sent: AtomicUsize,
+    pub(crate) flushes: AtomicUsize,
     /// Requests are not taken from the queue while this is set; the engine says when it knows.
     pause_wanted: AtomicBool,
     paused: AtomicBool,
@@ -120,6 +121,10 @@ pub(crate) fn start(facts: EngineFacts, script: Script) -> (EngineHandle, Arc<St
 fn run(inbox: &EngineInbox, stage: &Arc<Stage>, script: &Script) {
     let pause = Duration::from_millis(1);
     loop {
+        if let Some(flush) = inbox.load.cache.flush_to_do() {
+            stage.flushes.fetch_add(1, Ordering::SeqCst);
+            inbox.load.cache.flush_done(flush);
+        }
         let pausing = stage.pause_wanted.load(Ordering::SeqCst);
         stage.paused.store(pausing, Ordering::SeqCst);
         if pausing {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::client::{Bench, CHAT, COMPLETIONS, plain_chat, with};
 
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -24,7 +24,7 @@ impl Write for Lines {
 
 impl Lines {
     /// What was logged since the last call.
-    fn take(&self) -> Vec<Value> {
+    pub(crate) fn take(&self) -> Vec<Value> {
         let bytes = std::mem::take(&mut *self.0.lock().unwrap());
         let text = String::from_utf8(bytes).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -32,7 +32,7 @@ impl Lines {
 }
 
 /// Logs of this thread as JSON lines; the tests' runtime has no other that handles requests.
-fn capture() -> (Lines, tracing::subscriber::DefaultGuard) {
+pub(crate) fn capture() -> (Lines, tracing::subscriber::DefaultGuard) {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()

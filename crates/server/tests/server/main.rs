@@ -10,6 +10,8 @@ mod completions;
 mod engine;
 mod failures;
 mod logging;
+mod metrics;
+mod operations;
 mod service;
 mod sockets;
 mod trust;

@@ -214,7 +214,7 @@ async fn an_engine_without_progress_cannot_generate() {
 }
 
 /// The value of a metric line that begins with `name`.
-fn metric(text: &str, name: &str) -> f64 {
+pub(crate) fn metric(text: &str, name: &str) -> f64 {
     let line =
         text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in\n{text}"));
     line.rsplit(' ').next().unwrap().parse().unwrap()
@@ -240,7 +240,7 @@ async fn metrics_count_everything_once() {
     assert_eq!(metric(&text, r#"qwill_http_requests_total{endpoint="other",status="404"}"#), 1.0);
     assert_eq!(metric(&text, &format!("qwill_requests_finished_total{{{chat},reason=\"stop\"}}")), 3.0);
     assert_eq!(metric(&text, &format!("qwill_requests_finished_total{{{chat},reason=\"length\"}}")), 1.0);
-    assert_eq!(metric(&text, &format!("qwill_requests_finished_total{{{chat},reason=\"error\"}}")), 1.0);
+    assert_eq!(metric(&text, &format!("qwill_requests_finished_total{{{chat},reason=\"refused\"}}")), 1.0);
     let words = tokens("one two three").len() as f64;
     assert_eq!(metric(&text, "qwill_generated_tokens_total"), 3.0 * (words + 1.0) + 1.0);
     assert_eq!(metric(&text, "qwill_time_to_first_token_seconds_count"), 4.0);
