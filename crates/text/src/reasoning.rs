@@ -10,12 +10,12 @@ pub fn prompt_opens_reasoning(prompt: &str) -> bool {
     prompt.trim_end().ends_with(OPEN)
 }
 
-/// A part of the output.
+/// A part of the output that is text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub(crate) enum Prose {
     /// Thinking, without its tags.
     Reasoning(String),
-    /// The answer. Tool calls are left in it as text.
+    /// The answer.
     Content(String),
 }
 
@@ -23,8 +23,9 @@ pub enum Piece {
 ///
 /// When the output starts inside the thinking section: a repeated `<think>` at the start is dropped, with the
 /// newlines around it; so are one newline before `</think>` and all newlines after it. Text that never closes
-/// the section is all reasoning, but for one newline at its end: it is the one before a `</think>` to come. Later tags are content. When the output starts outside, all of it is content.
-pub struct ReasoningParser {
+/// the section is all reasoning, but for one newline at its end: it is the one before a `</think>` to come. Later
+/// tags are content. When the output starts outside, all of it is content.
+pub(crate) struct ReasoningParser {
     state: State,
     /// Text that cannot be assigned yet.
     held: String,
@@ -39,41 +40,57 @@ enum State {
     Reasoning,
     /// After `</think>`, where newlines are dropped.
     AfterClose,
+    /// After a tool call that ended the thinking: a `</think>` may come late.
+    AfterCall,
     Content,
 }
 
 impl ReasoningParser {
     /// `starts_inside`: see [`prompt_opens_reasoning`].
-    pub fn new(starts_inside: bool) -> Self {
+    pub(crate) fn new(starts_inside: bool) -> Self {
         Self { state: if starts_inside { State::Start } else { State::Content }, held: String::new() }
     }
 
     /// Takes the next chunk; gives the pieces that are certain, none of them empty.
-    pub fn push(&mut self, chunk: &str) -> Vec<Piece> {
+    pub(crate) fn push(&mut self, chunk: &str) -> Vec<Prose> {
         self.held.push_str(chunk);
         let mut pieces = Vec::new();
         while self.step(&mut pieces) {}
         pieces
     }
 
+    /// Whether what comes next may be thinking.
+    pub(crate) fn is_inside(&self) -> bool {
+        matches!(self.state, State::Start | State::AfterOpen | State::Reasoning)
+    }
+
+    /// A tool call comes next: it ends the thinking, closed or not.
+    pub(crate) fn call_begins(&mut self) -> Vec<Prose> {
+        if !self.is_inside() {
+            return Vec::new();
+        }
+        let pieces = self.finish();
+        self.state = State::AfterCall;
+        pieces
+    }
+
     /// The end of the output: text that was held back. Inside the thinking section a last newline is dropped, cut
     /// short or not: templates write it back together with the closing tag.
-    pub fn finish(&mut self) -> Vec<Piece> {
+    pub(crate) fn finish(&mut self) -> Vec<Prose> {
         let rest = std::mem::take(&mut self.held);
-        let inside = matches!(self.state, State::Start | State::AfterOpen | State::Reasoning);
-        let piece = if inside {
-            Piece::Reasoning(rest.strip_suffix('\n').unwrap_or(&rest).to_owned())
+        let piece = if self.is_inside() {
+            Prose::Reasoning(rest.strip_suffix('\n').unwrap_or(&rest).to_owned())
         } else {
-            Piece::Content(rest)
+            Prose::Content(rest)
         };
         match &piece {
-            Piece::Reasoning(text) | Piece::Content(text) if text.is_empty() => Vec::new(),
+            Prose::Reasoning(text) | Prose::Content(text) if text.is_empty() => Vec::new(),
             _ => vec![piece],
         }
     }
 
     /// Moves on through the held text; false when more input is needed.
-    fn step(&mut self, pieces: &mut Vec<Piece>) -> bool {
+    fn step(&mut self, pieces: &mut Vec<Prose>) -> bool {
         match self.state {
             State::Start => self.step_start(),
             State::AfterOpen => {
@@ -95,6 +112,7 @@ impl ReasoningParser {
                 }
                 decided
             }
+            State::AfterCall => self.step_after_call(),
             State::Content => {
                 pieces.extend(self.finish());
                 false
@@ -116,14 +134,29 @@ impl ReasoningParser {
         decided
     }
 
-    fn step_reasoning(&mut self, pieces: &mut Vec<Piece>) -> bool {
+    fn step_after_call(&mut self) -> bool {
+        let text = self.held.trim_start_matches('\n');
+        if let Some(rest) = text.strip_prefix(CLOSE) {
+            self.held = rest.to_owned();
+            self.state = State::AfterClose;
+            return true;
+        }
+        let decided = !CLOSE.starts_with(text);
+        if decided {
+            self.held = text.to_owned();
+            self.state = State::Content;
+        }
+        decided
+    }
+
+    fn step_reasoning(&mut self, pieces: &mut Vec<Prose>) -> bool {
         let closed = self.held.find(CLOSE);
         let certain = match closed {
             Some(at) => self.held[..at].strip_suffix('\n').map_or(at, str::len),
             None => self.held.len() - held_back_bytes(&self.held),
         };
         if certain > 0 {
-            pieces.push(Piece::Reasoning(self.held[..certain].to_owned()));
+            pieces.push(Prose::Reasoning(self.held[..certain].to_owned()));
         }
         match closed {
             Some(at) => {
@@ -159,16 +192,16 @@ mod tests {
     /// Reasoning and content of output pushed in these chunks.
     fn run<'a>(starts_inside: bool, chunks: impl IntoIterator<Item = &'a str>) -> (String, String) {
         let mut parser = ReasoningParser::new(starts_inside);
-        let mut pieces: Vec<Piece> = chunks.into_iter().flat_map(|chunk| parser.push(chunk)).collect();
+        let mut pieces: Vec<Prose> = chunks.into_iter().flat_map(|chunk| parser.push(chunk)).collect();
         pieces.extend(parser.finish());
         let (mut reasoning, mut content) = (String::new(), String::new());
         for piece in pieces {
             match piece {
-                Piece::Reasoning(text) => {
+                Prose::Reasoning(text) => {
                     assert!(content.is_empty() && !text.is_empty(), "reasoning comes first");
                     reasoning += &text;
                 }
-                Piece::Content(text) => {
+                Prose::Content(text) => {
                     assert!(!text.is_empty());
                     content += &text;
                 }
@@ -211,11 +244,11 @@ mod tests {
     #[test]
     fn streams_what_is_certain() {
         let mut parser = ReasoningParser::new(true);
-        assert_eq!(parser.push("one two\n"), [Piece::Reasoning("one two".into())]);
-        assert_eq!(parser.push("three"), [Piece::Reasoning("\nthree".into())]);
+        assert_eq!(parser.push("one two\n"), [Prose::Reasoning("one two".into())]);
+        assert_eq!(parser.push("three"), [Prose::Reasoning("\nthree".into())]);
         assert_eq!(parser.push("\n</th"), []);
         assert_eq!(parser.push("ink>\n\n"), []);
-        assert_eq!(parser.push("four\n"), [Piece::Content("four\n".into())]);
+        assert_eq!(parser.push("four\n"), [Prose::Content("four\n".into())]);
         assert_eq!(parser.finish(), []);
     }
 

@@ -92,8 +92,12 @@ impl StopMatcher {
         StopOutcome { text, matched: None }
     }
 
-    /// The end of the stream: text that was held back and turned out to be none of a stop string.
+    /// The end of the stream, or of a stretch that no stop string reaches beyond: text that was held back and
+    /// turned out to be none of a stop string.
     pub fn finish(&mut self) -> String {
+        for pattern in &mut self.patterns {
+            pattern.state = 0;
+        }
         std::mem::take(&mut self.held)
     }
 

@@ -13,7 +13,7 @@ use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{TextError, Tokenizer};
+use crate::{TextError, Tokenizer, ToolStyle};
 use functions::Raised;
 use paint::{Ink, Level, Painter, Spelling};
 
@@ -166,6 +166,11 @@ impl ChatTemplate {
     /// The template's own text.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// How the template teaches the model to write tool calls.
+    pub fn tool_style(&self) -> ToolStyle {
+        ToolStyle::of_template(&self.source)
     }
 
     /// Renders a conversation.
