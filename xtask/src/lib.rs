@@ -5,6 +5,7 @@ pub mod bundle;
 pub mod ci;
 pub mod dependencies;
 pub mod dist;
+pub mod fuzz;
 pub mod kernels;
 pub mod layering;
 pub mod reference;

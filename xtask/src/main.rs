@@ -15,6 +15,7 @@ commands:
                             --sm 90 or --geometry 27b for a smaller one
   gpu-bundle [SM] [--xz]    tests and timings for a GPU machine without Rust, in .bundle (SM: 90 if not given);
                             --xz also makes one archive of it
+  fuzz [--seconds N] [...]  random outputs and request bodies, N seconds (60) for each target or those named
   docs [--check]            write docs/reference.md from the command line definitions, or fail when it is stale";
 
 fn main() -> ExitCode {
@@ -40,6 +41,7 @@ fn run() -> Result<()> {
         ["gpu-bundle", "--xz"] => xtask::bundle::run("90", true),
         ["gpu-bundle", architecture] => xtask::bundle::run(architecture, false),
         ["gpu-bundle", architecture, "--xz"] => xtask::bundle::run(architecture, true),
+        ["fuzz", rest @ ..] => xtask::fuzz::run(rest),
         ["docs"] => xtask::reference::write(),
         ["docs", "--check"] => xtask::reference::check(),
         ["help" | "--help" | "-h"] => {

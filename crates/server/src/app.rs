@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use qwill_contract::{EngineFacts, EngineHandle};
+use qwill_text::ToolStyle;
 use tokio::sync::{Semaphore, watch};
 
 use crate::auth::Keys;
@@ -99,6 +100,11 @@ impl App {
 
     pub(crate) fn facts(&self) -> &EngineFacts {
         self.engine.facts()
+    }
+
+    /// How the model's template teaches it to write tool calls.
+    pub(crate) fn tool_style(&self) -> ToolStyle {
+        self.text.template.as_ref().map_or(ToolStyle::Xml, |template| template.tool_style())
     }
 
     /// The name that the model goes by when the client does not choose one.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::app::App;
-use crate::choice::Delta;
+use crate::choice::{Delta, Finish};
 use crate::endpoint::{Answer, Endpoint};
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -14,9 +14,9 @@ use crate::messages::take_messages;
 use crate::params::{Params, take_params, take_top_logprobs};
 use crate::prompt::{Conversation, Prompt, encode_chat, fit, take_template_kwargs};
 use crate::sse::Events;
-use crate::tools::{ToolChoice, take_tools};
+use crate::tools::take_tools;
 use crate::types::chat::{
-    ChatBody, ChatChoice, ChatChunk, ChatChunkChoice, Message, MessageDelta, Reasoning,
+    ChatBody, ChatChoice, ChatChunk, ChatChunkChoice, Message, MessageDelta, Reasoning, ToolCall,
 };
 use crate::types::{ChunkUsage, Head};
 
@@ -46,9 +46,11 @@ impl Endpoint for ChatRequest {
 
     async fn prompts(&mut self, app: &Arc<App>) -> Result<Vec<Prompt>, ApiError> {
         let conversation = std::mem::take(&mut self.conversation);
+        let lead = conversation.lead.clone();
         let (ids, opens_reasoning) = encode_chat(app, conversation).await?;
         let fallback = app.options.defaults.max_tokens;
-        Ok(vec![fit(app, "messages", ids, opens_reasoning, &self.params, fallback)?])
+        let prompt = fit(app, "messages", ids, opens_reasoning, &self.params, fallback)?;
+        Ok(vec![Prompt { lead, ..prompt }])
     }
 
     fn answer(self, app: &Arc<App>, id: String, prompts: Vec<Prompt>) -> ChatAnswer {
@@ -64,10 +66,6 @@ fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
     let model = app.check_model(asked)?;
     let messages = take_messages(app, &mut fields)?;
     let tools = take_tools(&mut fields)?;
-    if matches!(tools.choice, ToolChoice::Required | ToolChoice::Named(_)) {
-        let message = "`tool_choice` that asks for a call is not supported yet by this server: send \"auto\" or \"none\"";
-        return Err(ApiError::field("tool_choice", message).with_code("unsupported_parameter"));
-    }
     let kwargs = take_template_kwargs(app, &mut fields)?;
     let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
     let mut params = take_params(app, &mut fields)?;
@@ -86,7 +84,14 @@ fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
         return Err(ApiError::field("echo", message).with_code("unsupported_parameter"));
     }
     known::settle(app, &fields)?;
-    let conversation = Conversation { messages, tools: tools.definitions(), add_generation_prompt, kwargs };
+    let lead = tools.lead(app.tool_style());
+    if lead.is_some() && !add_generation_prompt {
+        let message = "`add_generation_prompt` must be true where `tool_choice` asks for a call, got false";
+        return Err(ApiError::field("add_generation_prompt", message).with_code("invalid_value"));
+    }
+    let conversation =
+        Conversation { messages, tools: tools.definitions(), add_generation_prompt, lead, kwargs };
+    params.tools = Arc::new(tools);
     Ok(ChatRequest { model, conversation, params })
 }
 
@@ -118,16 +123,29 @@ impl ChatAnswer {
     }
 
     fn choice(&self, index: usize, delta: Delta, finish_reason: Option<&'static str>) -> ChatChoice {
-        ChatChoice {
-            index,
-            logprobs: self.logprobs(&delta),
-            token_ids: self.token_ids(&delta),
-            message: Message {
-                role: "assistant",
-                content: delta.content,
-                reasoning: Reasoning::new(delta.reasoning),
-            },
-            finish_reason,
+        let logprobs = self.logprobs(&delta);
+        let token_ids = self.token_ids(&delta);
+        let only_calls = delta.content.is_empty() && !delta.tool_calls.is_empty();
+        let calls = delta.tool_calls.into_iter().map(ToolCall::from);
+        let (tool_calls, function_call) = if self.params.tools.legacy {
+            (Vec::new(), calls.map(|call| call.function).next())
+        } else {
+            (calls.collect(), None)
+        };
+        let message = Message {
+            role: "assistant",
+            content: (!only_calls).then_some(delta.content),
+            reasoning: Reasoning::new(delta.reasoning),
+            tool_calls,
+            function_call,
+        };
+        ChatChoice { index, message, logprobs, finish_reason, token_ids }
+    }
+
+    fn finish_name(&self, finish: Finish) -> &'static str {
+        match finish {
+            Finish::ToolCalls if self.params.tools.legacy => "function_call",
+            other => other.name(),
         }
     }
 
@@ -138,34 +156,40 @@ impl ChatAnswer {
 
     fn begin_choice(&mut self, index: usize, events: &mut Events) {
         if !std::mem::replace(&mut self.begun[index], true) {
-            let delta =
-                MessageDelta { role: Some("assistant"), content: Some(String::new()), reasoning: None };
+            let delta = MessageDelta { role: Some("assistant"), ..MessageDelta::content(String::new()) };
             let choice = ChatChunkChoice { index, delta, ..Default::default() };
             self.chunk(choice, self.prompt_token_ids(), events);
         }
     }
 
-    /// Thinking and content go into chunks of their own; tokens go with the last.
-    fn tell(&self, index: usize, mut delta: Delta, events: &mut Events) {
-        let reasoning = Reasoning::new(std::mem::take(&mut delta.reasoning));
-        let content = std::mem::take(&mut delta.content);
-        let split = reasoning.is_some() && !content.is_empty();
-        let mut choice = ChatChunkChoice {
+    /// Thinking, content and each call go into chunks of their own; tokens go with the last.
+    fn tell(&self, index: usize, delta: Delta, events: &mut Events) {
+        let last = ChatChunkChoice {
             index,
             logprobs: self.logprobs(&delta),
             token_ids: self.token_ids(&delta),
             ..Default::default()
         };
-        if split {
-            let delta = MessageDelta { reasoning, ..Default::default() };
+        let mut parts = self.parts(delta);
+        let delta = parts.pop().unwrap_or_else(|| MessageDelta::content(String::new()));
+        for delta in parts {
             self.chunk(ChatChunkChoice { index, delta, ..Default::default() }, None, events);
-        } else {
-            choice.delta.reasoning = reasoning;
         }
-        if choice.delta.reasoning.is_none() {
-            choice.delta.content = Some(content);
+        self.chunk(ChatChunkChoice { delta, ..last }, None, events);
+    }
+
+    fn parts(&self, delta: Delta) -> Vec<MessageDelta> {
+        let mut parts = Vec::new();
+        let reasoning = Reasoning::new(delta.reasoning);
+        if reasoning.is_some() {
+            parts.push(MessageDelta { reasoning, ..Default::default() });
         }
-        self.chunk(choice, None, events);
+        if !delta.content.is_empty() {
+            parts.push(MessageDelta::content(delta.content));
+        }
+        let legacy = self.params.tools.legacy;
+        parts.extend(delta.tool_calls.into_iter().map(|call| MessageDelta::call(call, legacy)));
+        parts
     }
 }
 
@@ -183,7 +207,7 @@ impl Answer for ChatAnswer {
             }
             Update::Finished { index, finish } => {
                 self.begin_choice(index, events);
-                let finish_reason = Some(finish.name());
+                let finish_reason = Some(self.finish_name(finish));
                 self.chunk(ChatChunkChoice { index, finish_reason, ..Default::default() }, None, events);
             }
         }
@@ -205,7 +229,7 @@ impl Answer for ChatAnswer {
             match update? {
                 Update::PromptLogprobs { .. } => {}
                 Update::Delta { index, delta } => answers[index].0.append(delta),
-                Update::Finished { index, finish } => answers[index].1 = Some(finish.name()),
+                Update::Finished { index, finish } => answers[index].1 = Some(self.finish_name(finish)),
             }
         }
         let choice = |(index, (delta, finish))| self.choice(index, delta, finish);

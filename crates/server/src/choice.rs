@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use qwill_contract::{TokenLogprobs, TokenOut};
-use qwill_text::{Detokenizer, Piece, ReasoningParser, StopMatcher, Tokenizer};
+use qwill_text::{AnswerParser, CallPiece, Detokenizer, OfferedTool, Piece, StopMatcher, Tokenizer};
 
 use crate::params::OutputRules;
-
-const REASONING_END: &str = "</think>";
+use crate::prompt::Prompt;
+use crate::random::random_id;
+use crate::tools::ToolSettings;
 
 /// A token of the answer, for log-probabilities and ids.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,7 +80,6 @@ pub(crate) enum Finish {
     /// `max_tokens` or the context's end.
     Length,
     /// The model waits for the results of its calls.
-    #[allow(dead_code, reason = "calls are not read out of the text yet")]
     ToolCalls,
 }
 
@@ -93,17 +93,39 @@ impl Finish {
     }
 }
 
-/// One answer in the making. Text goes token -> characters -> thinking or content -> stop strings.
+/// How tool calls are looked for in an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct CallRules {
+    offered: Option<Arc<[OfferedTool]>>,
+    /// Whether the first call ends the answer.
+    end_with_call: bool,
+    /// Why an answer with calls ended.
+    finish: Finish,
+}
+
+impl CallRules {
+    pub(crate) fn new(tools: &ToolSettings) -> Self {
+        Self {
+            offered: tools.offered(),
+            end_with_call: tools.end_with_call(),
+            // So it is with OpenAI: the client that said which call to make is not told of it.
+            finish: if tools.is_named() { Finish::Stop } else { Finish::ToolCalls },
+        }
+    }
+}
+
+/// One answer in the making. Text goes token -> characters -> thinking, content or calls; content -> stop strings.
 pub(crate) struct Choice {
     detokenizer: Detokenizer,
-    reasoning: ReasoningParser,
+    parser: AnswerParser,
     stop: StopMatcher,
+    calls: CallRules,
+    /// How many calls have begun.
+    call_count: usize,
+    /// What the prompt has of the answer, until it goes out with the first tokens.
+    lead: Delta,
     ending_tokens: Arc<[u32]>,
     show_ending: bool,
-    /// Whether the next token counts as thinking.
-    thinking: bool,
-    /// The last characters of thinking, where its end may be spelt over several tokens.
-    thinking_tail: String,
     generated_chars: usize,
     pub(crate) generated_tokens: usize,
     pub(crate) reasoning_tokens: usize,
@@ -116,26 +138,35 @@ impl Choice {
         tokenizer: &Arc<Tokenizer>,
         rules: &OutputRules,
         ending_tokens: Arc<[u32]>,
-        opens_reasoning: bool,
+        calls: CallRules,
+        prompt: &Prompt,
     ) -> Self {
-        Self {
+        let mut choice = Self {
             detokenizer: Detokenizer::new(Arc::clone(tokenizer), rules.skip_special),
-            reasoning: ReasoningParser::new(opens_reasoning),
+            parser: AnswerParser::new(prompt.opens_reasoning, calls.offered.clone()),
             stop: StopMatcher::new(rules.stop.clone(), rules.include_stop),
+            calls,
+            call_count: 0,
+            lead: Delta::default(),
             ending_tokens,
             show_ending: rules.include_stop,
-            thinking: opens_reasoning,
-            thinking_tail: String::new(),
             generated_chars: 0,
             generated_tokens: 0,
             reasoning_tokens: 0,
             finish: None,
+        };
+        if let Some(lead) = &prompt.lead {
+            let pieces = choice.parser.push(lead);
+            let mut delta = Delta::default();
+            choice.take_pieces(pieces, &mut delta);
+            choice.lead = delta;
         }
+        choice
     }
 
     /// Takes tokens in order. A stop string ends the answer: what follows is dropped and not counted.
     pub(crate) fn push(&mut self, tokens: Vec<TokenOut>) -> Delta {
-        let mut delta = Delta::default();
+        let mut delta = std::mem::take(&mut self.lead);
         for token in tokens {
             if self.finish.is_some() {
                 break;
@@ -147,32 +178,32 @@ impl Choice {
 
     /// The engine has ended the answer: text that was held back.
     pub(crate) fn end(&mut self, finish: Finish) -> Delta {
-        let mut delta = Delta::default();
+        let mut delta = std::mem::take(&mut self.lead);
         if self.finish.is_some() {
             return delta;
         }
         self.finish = Some(finish);
         let rest = self.detokenizer.finish();
-        let pieces = self.reasoning.push(&rest);
+        let pieces = self.parser.push(&rest);
         self.take_pieces(pieces, &mut delta);
-        let pieces = self.reasoning.finish();
+        let pieces = self.parser.finish();
         self.take_pieces(pieces, &mut delta);
         delta.content.push_str(&self.stop.finish());
+        self.finish = self.finish.map(|finish| self.with_calls(finish));
         delta
     }
 
     fn push_token(&mut self, token: TokenOut, delta: &mut Delta) {
         let TokenOut { id, logprobs } = token;
         self.generated_tokens += 1;
-        self.reasoning_tokens += usize::from(self.thinking);
+        self.reasoning_tokens += usize::from(self.parser.is_thinking());
         delta.tokens.push(AnswerToken { id, offset_chars: self.generated_chars, logprobs });
         if self.ending_tokens.contains(&id) && !self.show_ending {
             return;
         }
         let text = self.detokenizer.push(id);
         self.generated_chars += text.chars().count();
-        self.note_thinking(&text);
-        let pieces = self.reasoning.push(&text);
+        let pieces = self.parser.push(&text);
         self.take_pieces(pieces, delta);
     }
 
@@ -184,7 +215,25 @@ impl Choice {
                     let outcome = self.stop.push(&text);
                     delta.content.push_str(&outcome.text);
                     if outcome.matched.is_some() {
-                        self.finish = Some(Finish::Stop);
+                        self.finish = Some(self.with_calls(Finish::Stop));
+                        return;
+                    }
+                }
+                Piece::Call(CallPiece::Begin { name }) => {
+                    // A stop string does not reach across a call.
+                    delta.content.push_str(&self.stop.finish());
+                    let begin = Some(ToolCallBegin { id: random_id("call_"), name });
+                    let index = self.call_count;
+                    self.call_count += 1;
+                    delta.append_call(ToolCallDelta { index, begin, arguments: String::new() });
+                }
+                Piece::Call(CallPiece::Arguments(arguments)) => {
+                    let index = self.call_count.saturating_sub(1);
+                    delta.append_call(ToolCallDelta { index, begin: None, arguments });
+                }
+                Piece::Call(CallPiece::End) => {
+                    if self.calls.end_with_call && self.finish.is_none() {
+                        self.finish = Some(self.calls.finish);
                         return;
                     }
                 }
@@ -192,22 +241,9 @@ impl Choice {
         }
     }
 
-    /// Notes whether thinking ends with `text`; the tag itself counts as thinking.
-    fn note_thinking(&mut self, text: &str) {
-        if !self.thinking {
-            return;
-        }
-        self.thinking_tail.push_str(text);
-        if self.thinking_tail.contains(REASONING_END) {
-            self.thinking = false;
-            self.thinking_tail = String::new();
-            return;
-        }
-        let mut cut = self.thinking_tail.len().saturating_sub(REASONING_END.len());
-        while !self.thinking_tail.is_char_boundary(cut) {
-            cut -= 1;
-        }
-        self.thinking_tail.drain(..cut);
+    /// Why the answer ended, knowing its calls.
+    fn with_calls(&self, finish: Finish) -> Finish {
+        if finish == Finish::Stop && self.call_count > 0 { self.calls.finish } else { finish }
     }
 }
 
@@ -218,6 +254,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tools::Tool;
 
     fn tokenizer() -> Arc<Tokenizer> {
         static LOADED: OnceLock<Arc<Tokenizer>> = OnceLock::new();
@@ -239,6 +276,12 @@ mod tests {
         text.bytes().map(|byte| ids[usize::from(byte)]).collect()
     }
 
+    fn tools() -> ToolSettings {
+        let parameters = serde_json::json!({"type": "object", "properties": {"a": {"type": "string"}}});
+        let tool = Tool::new("tools[0]", serde_json::json!({"name": "f", "parameters": parameters})).unwrap();
+        ToolSettings::new(vec![tool], None, true, "tool_choice").unwrap()
+    }
+
     fn answer(ids: &[u32], step_tokens: &[usize], stop: &[String], opens_reasoning: bool) -> (Delta, Choice) {
         let rules = OutputRules {
             stop: stop.to_vec(),
@@ -246,7 +289,8 @@ mod tests {
             skip_special: true,
             return_token_ids: false,
         };
-        let mut choice = Choice::new(&tokenizer(), &rules, Arc::from([]), opens_reasoning);
+        let prompt = Prompt { ids: Arc::from([]), opens_reasoning, max_tokens: ids.len(), lead: None };
+        let mut choice = Choice::new(&tokenizer(), &rules, Arc::from([]), CallRules::new(&tools()), &prompt);
         let mut whole = Delta::default();
         let mut rest = ids;
         for &step in step_tokens.iter().cycle() {
@@ -259,13 +303,17 @@ mod tests {
             whole.append(choice.push(tokens));
         }
         whole.append(choice.end(Finish::Length));
+        for begin in whole.tool_calls.iter_mut().filter_map(|call| call.begin.as_mut()) {
+            assert!(begin.id.starts_with("call_"));
+            begin.id.clear();
+        }
         (whole, choice)
     }
 
     proptest! {
         #[test]
         fn steps_do_not_change_the_answer(
-            text in "(a|b|é|🙂|\n|<|</think>|<think>|stop){0,12}",
+            text in "(a|b|é|🙂|\n|<|</think>|<think>|stop|<tool_call>|<function=f>|<parameter=a>|</parameter>|</tool_call>){0,16}",
             steps in prop::collection::vec(1..6_usize, 1..8),
             opens_reasoning: bool,
         ) {
@@ -279,7 +327,7 @@ mod tests {
             prop_assert_eq!(steps.reasoning_tokens, once.reasoning_tokens);
             prop_assert!(!at_once.content.contains("stop") && !at_once.content.contains("ab"));
             prop_assert_eq!(at_once.tokens.len(), once.generated_tokens);
-            if !opens_reasoning && once.finish == Some(Finish::Length) {
+            if !opens_reasoning && at_once.tool_calls.is_empty() && once.finish == Some(Finish::Length) {
                 prop_assert_eq!(at_once.content, text);
             }
         }

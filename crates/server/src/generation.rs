@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
 use crate::app::{App, Ending};
-use crate::choice::{Choice, Delta, Finish};
+use crate::choice::{CallRules, Choice, Delta, Finish};
 use crate::error::{ApiError, whole_seconds};
 use crate::live::{LivePrompt, LiveRequest, Registration};
 use crate::log::Record;
@@ -304,8 +304,9 @@ impl Generation {
     }
 
     fn note_finish(&self) {
-        let is_length = |state: &ChoiceState| state.choice.finish == Some(Finish::Length);
-        let finish = if self.choices.iter().any(is_length) { Finish::Length } else { Finish::Stop };
+        let any = |finish| self.choices.iter().any(|state| state.choice.finish == Some(finish));
+        let finish = [Finish::Length, Finish::ToolCalls].into_iter().find(|&finish| any(finish));
+        let finish = finish.unwrap_or(Finish::Stop);
         let mut facts = self.record.facts();
         facts.finish = Some(if self.timed_out { "timeout" } else { finish.name() });
         facts.status = Some(StatusCode::OK);
@@ -331,12 +332,14 @@ fn choices(app: &App, prompts: &[Prompt], params: &Params) -> Vec<ChoiceState> {
     let sampling = &params.sampling;
     let end_of_turn = app.facts().eos_token_ids.iter().filter(|_| !sampling.ignore_eos);
     let ending_tokens: Arc<[u32]> = sampling.stop_token_ids.iter().chain(end_of_turn).copied().collect();
+    let calls = CallRules::new(&params.tools);
     let new = |prompt: &Prompt| ChoiceState {
         choice: Choice::new(
             &app.text.tokenizer,
             &params.output,
             Arc::clone(&ending_tokens),
-            prompt.opens_reasoning,
+            calls.clone(),
+            prompt,
         ),
         held: Delta::default(),
         said: app.options.log_prompts.then(String::new),

@@ -26,8 +26,6 @@ const IGNORED: &[&str] = &[
 /// Known fields that we do not do, each with the values (as compact JSON) that ask for nothing.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("response_format", &[r#"{"type":"text"}"#]),
-    ("functions", &["[]"]),
-    ("function_call", &["\"none\"", "\"auto\""]),
     ("modalities", &["[\"text\"]"]),
     ("audio", &[]),
     ("prediction", &[]),

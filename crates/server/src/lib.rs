@@ -14,8 +14,13 @@
 //!   documents it, unless [`SamplingDefaults::max_tokens`] says otherwise.
 //! * Thinking is returned as `reasoning_content` and, with the same text, as `reasoning`. Stop strings are looked
 //!   for in the answer only.
-//! * `tools` reach the template, and a tool call of the model is returned as text in `content`. With
-//!   `tool_choice: "none"` the tools are left out of the prompt.
+//! * Tool calls of the model are found in its text while it is written, in either style (XML or JSON), and come back
+//!   as `tool_calls`, their arguments in parts. Values follow the tool's JSON schema: a string stays as it was
+//!   written, anything else is read as JSON, Python's spellings included; an argument that the schema does not have is
+//!   a string. A call of a tool that the request did not offer is text. With `tool_choice: "none"` the tools are left
+//!   out of the prompt; where a call is asked for, the prompt begins it, without thinking.
+//! * The answer to a named tool ends with `"stop"`, other answers with calls end with `"tool_calls"`, and an answer cut
+//!   short with `"length"`: the arguments of its last call are JSON, but not all of them.
 //! * Log-probabilities have one entry for each token that `usage.completion_tokens` counts, thinking and the
 //!   end-of-turn token included.
 //! * A known field that this server does not implement is refused with a 400 unless its value asks for nothing;

@@ -8,8 +8,7 @@ use crate::fields::Fields;
 use crate::known;
 
 /// Message fields that clients send back and that have no place in a prompt.
-const IGNORED: &[&str] =
-    &["refusal", "annotations", "function_call", "audio", "cache_control", "id", "status"];
+const IGNORED: &[&str] = &["refusal", "annotations", "audio", "cache_control", "id", "status"];
 /// Content part types that name what a text model cannot read.
 const MEDIA_PARTS: &[&str] =
     &["image_url", "image", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "file"];
@@ -40,6 +39,8 @@ fn check_message(app: &App, path: &str, item: Value) -> Result<Value, ApiError> 
     };
     let role = match role.as_str() {
         "developer" => "system",
+        // The older name of a tool's answer.
+        "function" => "tool",
         "system" | "user" | "assistant" | "tool" => role.as_str(),
         _ => return Err(ApiError::value(fields.path("role"), roles, &Value::String(role))),
     };
@@ -119,7 +120,12 @@ fn take_reasoning(fields: &mut Fields, message: &mut Map<String, Value>) -> Resu
 }
 
 fn take_tool_calls(app: &App, fields: &mut Fields) -> Result<Option<Value>, ApiError> {
-    let Some(calls) = fields.list("tool_calls")?.filter(|calls| !calls.is_empty()) else { return Ok(None) };
+    let old = fields.take("function_call");
+    let Some(calls) = fields.list("tool_calls")?.filter(|calls| !calls.is_empty()) else {
+        let call =
+            old.map(|function| check_function(app, &fields.path("function_call"), function)).transpose()?;
+        return Ok(call.map(|function| json!([{"type": "function", "function": function}])));
+    };
     let path = fields.path("tool_calls");
     let check = |(index, call)| check_tool_call(app, &format!("{path}[{index}]"), call);
     Ok(Some(Value::Array(calls.into_iter().enumerate().map(check).collect::<Result<_, _>>()?)))
@@ -133,22 +139,27 @@ fn check_tool_call(app: &App, path: &str, call: Value) -> Result<Value, ApiError
     }
     let function_path = fields.path("function");
     let function = fields.take("function").unwrap_or_default();
-    let mut function = Fields::nested(&function_path, function)?;
+    let function = check_function(app, &function_path, function)?;
+    let id = fields.string("id")?;
+    // The position of a call in the list is all that an index could say.
+    fields.take("index");
+    settle(app, &fields)?;
+    let mut call = Map::new();
+    call.extend(id.map(|id| ("id".into(), Value::String(id))));
+    call.insert("type".into(), "function".into());
+    call.insert("function".into(), function);
+    Ok(Value::Object(call))
+}
+
+fn check_function(app: &App, path: &str, function: Value) -> Result<Value, ApiError> {
+    let mut function = Fields::nested(path, function)?;
     let Some(name) = function.string("name")?.filter(|name| !name.is_empty()) else {
         return Err(ApiError::value(function.path("name"), "a string that is not empty", &Value::Null));
     };
     let arguments_path = function.path("arguments");
     let arguments = parse_arguments(arguments_path, function.take("arguments"))?;
-    let id = fields.string("id")?;
-    // The position of a call in the list is all that an index could say.
-    fields.take("index");
     settle(app, &function)?;
-    settle(app, &fields)?;
-    let mut call = Map::new();
-    call.extend(id.map(|id| ("id".into(), Value::String(id))));
-    call.insert("type".into(), "function".into());
-    call.insert("function".into(), json!({"name": name, "arguments": arguments}));
-    Ok(Value::Object(call))
+    Ok(json!({"name": name, "arguments": arguments}))
 }
 
 /// Arguments come as a string of JSON; templates want the object, keys in the client's order.

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_id};
+use crate::tools::ToolSettings;
 
 const STOP_STRINGS_LIMIT: usize = 16;
 const STOP_STRING_LIMIT_BYTES: usize = 4096;
@@ -36,6 +37,8 @@ pub(crate) struct Params {
     /// See [`qwill_contract::Request::prompt_logprobs`].
     pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) output: OutputRules,
+    /// Set by the endpoints that know tools.
+    pub(crate) tools: Arc<ToolSettings>,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
 }
@@ -90,6 +93,7 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
         choices,
         prompt_logprobs: None,
         output,
+        tools: Arc::default(),
         stream,
         include_usage,
     })

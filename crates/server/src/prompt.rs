@@ -15,6 +15,8 @@ use crate::params::Params;
 
 /// KV is handed out in pages of this many tokens; several choices each round up to whole pages.
 pub(crate) const KV_PAGE_TOKENS: usize = 64;
+/// Ends a thinking section that the prompt has opened.
+const CLOSED_REASONING: &str = "\n</think>\n\n";
 
 /// A prompt, ready for the engine.
 #[derive(Debug, Clone)]
@@ -24,6 +26,8 @@ pub(crate) struct Prompt {
     pub(crate) opens_reasoning: bool,
     /// Most tokens to generate.
     pub(crate) max_tokens: usize,
+    /// The beginning of the answer, where the prompt has it already.
+    pub(crate) lead: Option<String>,
 }
 
 /// A conversation to be rendered.
@@ -32,6 +36,8 @@ pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
     pub(crate) tools: Option<Vec<Value>>,
     pub(crate) add_generation_prompt: bool,
+    /// What the answer is to begin with, after thinking that has no words.
+    pub(crate) lead: Option<String>,
     pub(crate) kwargs: Map<String, Value>,
 }
 
@@ -43,7 +49,13 @@ pub(crate) async fn encode_chat(app: &App, conversation: Conversation) -> Result
     };
     let tokenizer = Arc::clone(&app.text.tokenizer);
     prepare(app, move || {
-        let rendered = render(&template, &conversation).map_err(template_error)?;
+        let mut rendered = render(&template, &conversation).map_err(template_error)?;
+        if let Some(lead) = &conversation.lead {
+            if prompt_opens_reasoning(&rendered.text) {
+                rendered.text.push_str(CLOSED_REASONING);
+            }
+            rendered.text.push_str(lead);
+        }
         Ok((rendered.encode(&tokenizer), prompt_opens_reasoning(&rendered.text)))
     })
     .await
@@ -182,7 +194,7 @@ pub(crate) fn fit(
         let message = format!("`min_tokens` is {least}, but only {max_tokens} tokens may be generated");
         return Err(ApiError::field("min_tokens", message).with_code("invalid_value"));
     }
-    Ok(Prompt { ids: ids.into(), opens_reasoning, max_tokens })
+    Ok(Prompt { ids: ids.into(), opens_reasoning, max_tokens, lead: None })
 }
 
 fn too_long(param: &str, prompt_tokens: usize, limit: usize, params: &Params, fitting: usize) -> ApiError {

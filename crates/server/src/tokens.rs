@@ -105,11 +105,13 @@ fn take_text(fields: &mut Fields) -> Result<Option<String>, ApiError> {
 
 async fn tokenize_chat(app: &App, mut fields: Fields) -> Result<Vec<u32>, ApiError> {
     let messages = take_messages(app, &mut fields)?;
-    let tools = take_tools(&mut fields)?.definitions();
+    let tools = take_tools(&mut fields)?;
     let kwargs = take_template_kwargs(app, &mut fields)?;
     let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
     known::settle(app, &fields)?;
-    let conversation = Conversation { messages, tools, add_generation_prompt, kwargs };
+    let lead = tools.lead(app.tool_style());
+    let tools = tools.definitions();
+    let conversation = Conversation { messages, tools, add_generation_prompt, lead, kwargs };
     Ok(encode_chat(app, conversation).await?.0)
 }
 

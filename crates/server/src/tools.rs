@@ -1,7 +1,9 @@
 //! The tools that a request offers to the model, and how the model may choose among them.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
+use qwill_text::{OfferedTool, ToolStyle};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, show};
@@ -17,6 +19,8 @@ pub(crate) struct ToolSettings {
     pub(crate) choice: ToolChoice,
     /// Whether one answer may have several calls.
     pub(crate) parallel: bool,
+    /// Whether the request speaks of `functions`, the name that tools had before, and expects the answer to.
+    pub(crate) legacy: bool,
 }
 
 /// A function that the client can carry out.
@@ -54,7 +58,7 @@ pub(crate) struct AskedChoice {
 impl Default for ToolSettings {
     /// No tools.
     fn default() -> Self {
-        Self { tools: Vec::new(), choice: ToolChoice::None, parallel: true }
+        Self { tools: Vec::new(), choice: ToolChoice::None, parallel: true, legacy: false }
     }
 }
 
@@ -84,12 +88,39 @@ impl ToolSettings {
             ToolChoice::Auto if tools.is_empty() => ToolChoice::None,
             choice => choice,
         };
-        Ok(Self { tools, choice, parallel })
+        Ok(Self { tools, choice, parallel, legacy: false })
     }
 
     /// Whether the answer may have calls.
     pub(crate) fn may_call(&self) -> bool {
         self.choice != ToolChoice::None
+    }
+
+    /// The tools whose calls are looked for in an answer; `None` when calls are text.
+    pub(crate) fn offered(&self) -> Option<Arc<[OfferedTool]>> {
+        let offer =
+            |tool: &Tool| OfferedTool { name: tool.name.clone(), parameters: tool.parameters.clone() };
+        self.may_call().then(|| self.tools.iter().map(offer).collect())
+    }
+
+    /// Whether an answer is over when its first call is.
+    pub(crate) fn end_with_call(&self) -> bool {
+        !self.parallel || self.is_named()
+    }
+
+    /// Whether the request says which tool to call: then the call is the answer, and no news.
+    pub(crate) fn is_named(&self) -> bool {
+        matches!(self.choice, ToolChoice::Named(_))
+    }
+
+    /// How the answer must begin where a call is asked for: with one, as far as it is known.
+    pub(crate) fn lead(&self, style: ToolStyle) -> Option<String> {
+        match (&self.choice, self.tools.as_slice()) {
+            (ToolChoice::Named(name), _) => Some(style.opening(Some(name))),
+            (ToolChoice::Required, [only]) => Some(style.opening(Some(&only.name))),
+            (ToolChoice::Required, _) => Some(style.opening(None)),
+            (ToolChoice::None | ToolChoice::Auto, _) => None,
+        }
     }
 
     /// What templates are given as `tools`; `None` when the prompt is to tell of none.
@@ -175,9 +206,17 @@ impl AskedChoice {
     }
 }
 
-/// Takes `tools`, `tool_choice` and `parallel_tool_calls` of a chat.
+/// Takes `tools`, `tool_choice` and `parallel_tool_calls` of a chat, or `functions` and `function_call`.
 pub(crate) fn take_tools(fields: &mut Fields) -> Result<ToolSettings, ApiError> {
     let items = fields.list("tools")?.unwrap_or_default();
+    let functions = fields.list("functions")?.unwrap_or_default();
+    if !functions.is_empty() {
+        if !items.is_empty() {
+            let message = "`functions` is the old name of `tools`: send one of them";
+            return Err(ApiError::field("functions", message).with_code("invalid_value"));
+        }
+        return take_functions(fields, functions);
+    }
     let tools =
         items.into_iter().enumerate().map(|(index, item)| take_tool(&format!("tools[{index}]"), item));
     let tools = tools.collect::<Result<Vec<_>, _>>()?;
@@ -186,6 +225,24 @@ pub(crate) fn take_tools(fields: &mut Fields) -> Result<ToolSettings, ApiError> 
         fields.take("tool_choice").map(|value| AskedChoice::parse("tool_choice", value)).transpose()?;
     let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     ToolSettings::new(tools, asked, parallel, "tool_choice")
+}
+
+/// The way of asking before there were tools: functions, of which one at most is called.
+fn take_functions(fields: &mut Fields, functions: Vec<Value>) -> Result<ToolSettings, ApiError> {
+    let tools = functions.into_iter().enumerate();
+    let tools = tools.map(|(index, function)| Tool::new(&format!("functions[{index}]"), function));
+    let tools = tools.collect::<Result<Vec<_>, _>>()?;
+    check_distinct("functions", &tools)?;
+    let asked = match fields.take("function_call") {
+        None => None,
+        Some(value @ Value::Object(_)) => {
+            let name = check_name("function_call.name".into(), &value["name"])?.to_owned();
+            Some(AskedChoice { choice: ToolChoice::Named(name), among: None })
+        }
+        Some(value) => Some(AskedChoice::parse("function_call", value)?),
+    };
+    let settings = ToolSettings::new(tools, asked, false, "function_call")?;
+    Ok(ToolSettings { legacy: true, ..settings })
 }
 
 fn take_tool(path: &str, mut item: Value) -> Result<Tool, ApiError> {
@@ -298,6 +355,30 @@ mod tests {
         let found = settings(body).unwrap();
         assert_eq!(found.choice, ToolChoice::Required);
         assert_eq!(found.definitions(), Some(vec![tool("g")]));
+    }
+
+    #[test]
+    fn functions_are_tools_under_an_older_name() {
+        let function = json!({"name": "f"});
+        let found = settings(json!({"functions": [function], "function_call": {"name": "f"}})).unwrap();
+        assert_eq!(found.choice, ToolChoice::Named("f".into()));
+        assert_eq!(found.tools[0].definition, json!({"type": "function", "function": function}));
+        assert!(found.legacy && !found.parallel);
+        let error = settings(json!({"functions": [function], "tools": [tool("f")]})).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("functions"));
+    }
+
+    #[test]
+    fn a_call_that_is_asked_for_leads_the_answer() {
+        let lead = |tools: Value, choice: Value| {
+            settings(json!({"tools": tools, "tool_choice": choice})).unwrap().lead(ToolStyle::Xml)
+        };
+        let both = json!([tool("f"), tool("g")]);
+        assert_eq!(lead(both.clone(), json!("auto")), None);
+        assert_eq!(lead(both.clone(), json!("required")).unwrap(), "<tool_call>\n<function=");
+        let named = json!({"type": "function", "name": "g"});
+        assert_eq!(lead(both, named).unwrap(), "<tool_call>\n<function=g>\n");
+        assert_eq!(lead(json!([tool("f")]), json!("required")).unwrap(), "<tool_call>\n<function=f>\n");
     }
 
     #[test]

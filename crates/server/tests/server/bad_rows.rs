@@ -121,8 +121,6 @@ pub(crate) fn unsupported_rows() -> Vec<Row> {
         ),
         ("response_format", json!({"type": "json_schema", "json_schema": {}}), "not supported yet"),
         ("response_format", json!("json"), "got \"json\""),
-        ("functions", json!([{"name": "f"}]), "not supported yet"),
-        ("function_call", json!({"name": "f"}), "not supported yet"),
         ("modalities", json!(["text", "audio"]), "got [\"text\",\"audio\"]"),
         ("audio", json!({"voice": "x"}), "leave it out"),
         ("prediction", json!({"type": "content", "content": "x"}), "not supported yet"),
@@ -261,10 +259,13 @@ pub(crate) fn chat_rows() -> Vec<Row> {
         ),
         (json!({"tool_choice": "required"}), 400, Some("tool_choice"), "has no `tools`"),
         (
-            json!({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}),
+            json!({
+                "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required",
+                "add_generation_prompt": false,
+            }),
             400,
-            Some("tool_choice"),
-            "not supported yet",
+            Some("add_generation_prompt"),
+            "must be true",
         ),
         (json!({"tool_choice": "always"}), 400, Some("tool_choice"), "got \"always\""),
         (

@@ -365,9 +365,7 @@ async fn tools_reach_the_template_unless_none_are_to_be_called() {
     let tools =
         json!([{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]);
     let body = with(plain_chat(), json!({"tools": tools, "tool_choice": "auto"}));
-    let reply = bench.post(CHAT, body.clone()).await.json();
-    let content = reply["choices"][0]["message"]["content"].as_str().unwrap();
-    assert!(content.starts_with("<tool_call>"), "tool calls are text for now: {content}");
+    bench.post(CHAT, body.clone()).await;
     let prompt = |bench: &Bench| bench.text.tokenizer.decode(&bench.stage.last_request().prompt, false);
     assert!(prompt(&bench).contains("look_up"));
     bench.post(CHAT, with(body, json!({"tool_choice": "none"}))).await;

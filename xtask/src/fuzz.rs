@@ -1,0 +1,37 @@
+//! Random inputs, for as long as one likes, to everything that reads what a model or a client wrote.
+
+use anyhow::{Context, Result, bail};
+
+use crate::build;
+
+/// Name of each target, and the test that it is. A normal test run gives each some hundred inputs.
+const TARGETS: [(&str, &[&str]); 5] = [
+    ("reasoning", &["-p", "qwill-text", "--test", "fuzz", "reasoning"]),
+    ("tool-calls", &["-p", "qwill-text", "--test", "fuzz", "tool_calls"]),
+    ("stop-strings", &["-p", "qwill-text", "--test", "fuzz", "stop_strings"]),
+    ("detokenizer", &["-p", "qwill-text", "--test", "fuzz", "detokenizer"]),
+    ("bodies", &["-p", "qwill-server", "--test", "server", "fuzz::bodies"]),
+];
+
+/// Where the tests read how long they are to go on.
+const SECONDS: &str = "QWILL_FUZZ_SECONDS";
+
+/// Runs targets one after the other: `[--seconds N] [TARGET...]`, all when none is named.
+pub fn run(arguments: &[&str]) -> Result<()> {
+    let (seconds, names) = match arguments {
+        ["--seconds", seconds, names @ ..] => (*seconds, names),
+        names => ("60", names),
+    };
+    seconds.parse::<u64>().with_context(|| format!("--seconds {seconds} is no whole number"))?;
+    let known = TARGETS.map(|(name, _)| name);
+    if let Some(name) = names.iter().find(|name| !known.contains(name)) {
+        bail!("no target is called {name}; there are {}", known.join(", "));
+    }
+    for (name, test) in TARGETS.into_iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
+        println!("==> {name}: {seconds} s");
+        let mut command = build::cargo();
+        command.arg("test").args(test).args(["--", "--exact", "--nocapture"]).env(SECONDS, seconds);
+        build::run(&mut command, &format!("fuzz target `{name}`"))?;
+    }
+    Ok(())
+}
