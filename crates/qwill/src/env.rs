@@ -1,21 +1,27 @@
-//! Every environment variable that Qwill reads. A flag on the command line wins over its variable.
+//! Every environment variable of a flag: `QWILL_` and the flag's name. A flag on the command line wins over its variable,
+//! and a variable over the file of `--config`.
 
 macro_rules! variables {
     ($($name:ident = $value:literal),* $(,)?) => {
         $(pub(crate) const $name: &str = $value;)*
-        /// All of them, for the test that the reference page is complete.
-        #[cfg(test)]
+        /// All of them.
         pub(crate) const ALL: &[&str] = &[$($value),*];
     };
 }
 
 variables! {
+    CONFIG = "QWILL_CONFIG",
+    MODEL_DIR = "QWILL_MODEL_DIR",
     CHAT_TEMPLATE = "QWILL_CHAT_TEMPLATE",
     QUANTIZE = "QWILL_QUANTIZE",
     WEIGHT_CACHE = "QWILL_WEIGHT_CACHE",
     DEVICE = "QWILL_DEVICE",
     GPU_MEMORY = "QWILL_GPU_MEMORY",
     KERNEL_CACHE = "QWILL_KERNEL_CACHE",
+    WEIGHTS = "QWILL_WEIGHTS",
+    GEOMETRY = "QWILL_GEOMETRY",
+    SEED = "QWILL_SEED",
+    SYNTHETIC_ACCEPTANCE = "QWILL_SYNTHETIC_ACCEPTANCE",
     ACTIVATIONS = "QWILL_ACTIVATIONS",
     KV_TYPE = "QWILL_KV_TYPE",
     STATE_TYPE = "QWILL_STATE_TYPE",
@@ -52,6 +58,12 @@ variables! {
     STALL_TIMEOUT = "QWILL_STALL_TIMEOUT",
     LOG_PROMPTS = "QWILL_LOG_PROMPTS",
     DRAIN_TIMEOUT = "QWILL_DRAIN_TIMEOUT",
+    TEMPERATURE = "QWILL_TEMPERATURE",
+    TOP_P = "QWILL_TOP_P",
+    TOP_K = "QWILL_TOP_K",
+    MIN_P = "QWILL_MIN_P",
+    REPETITION_PENALTY = "QWILL_REPETITION_PENALTY",
+    MAX_TOKENS = "QWILL_MAX_TOKENS",
     LOG_FORMAT = "QWILL_LOG_FORMAT",
     LOG_LEVEL = "QWILL_LOG_LEVEL",
 }

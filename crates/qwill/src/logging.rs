@@ -8,14 +8,19 @@ use tracing_subscriber::EnvFilter;
 use crate::args::{LogArgs, LogFormat};
 use crate::failure::Hinted;
 
-/// Starts logging for the whole process.
-pub(crate) fn start(arguments: &LogArgs) -> Result<()> {
-    let filter = EnvFilter::try_new(&arguments.log_level).map_err(|error| {
+/// What is logged.
+pub(crate) fn filter(arguments: &LogArgs) -> Result<EnvFilter> {
+    EnvFilter::try_new(&arguments.log_level).map_err(|error| {
         Hinted::error(
             format!("--log-level `{}`: {error}", arguments.log_level),
             "write error, warn, info, debug or trace, or directives such as `info,qwill_engine=debug`",
         )
-    })?;
+    })
+}
+
+/// Starts logging for the whole process.
+pub(crate) fn start(arguments: &LogArgs) -> Result<()> {
+    let filter = filter(arguments)?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -13,29 +13,32 @@ mod launch;
 mod logging;
 mod planning;
 mod progress;
+mod report;
 mod screen;
+mod settings;
 mod source;
 mod terminal;
 mod units;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use args::{Cli, Command};
+use args::Command;
 
 /// Version and, when built from a clone, the commit.
 const VERSION: &str = std::env!("QWILL_VERSION");
 
 fn main() -> ExitCode {
-    // clap itself ends with code 2 on a usage error and with 0 after --help and --version.
-    let cli = Cli::parse();
+    // Ends with code 2 when a flag, a variable or the file is wrong, and with 0 after --help and --version.
+    let typed: Vec<OsString> = std::env::args_os().collect();
+    let cli = settings::parse(&typed).unwrap_or_else(|error| error.exit());
     let result = match cli.command {
         Command::Serve(arguments) => commands::serve::run(&arguments),
         Command::Chat(arguments) => commands::chat::run(&arguments),
         Command::Plan(arguments) => commands::plan::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
+        Command::Completions(arguments) => commands::completions::run(&arguments),
         Command::GenerateReference => commands::reference::run(),
     };
     match result {

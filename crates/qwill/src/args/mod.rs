@@ -10,6 +10,8 @@ mod serving;
 mod speculation;
 mod values;
 
+use std::path::PathBuf;
+
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs, BenchStepsArgs};
@@ -26,6 +28,7 @@ pub(crate) use values::ByteCount;
 
 use crate::env;
 use crate::fault::Fault;
+use crate::settings::Settings;
 
 /// Serves Qwen3.5-family models through an OpenAI-compatible API, from one binary.
 #[derive(Debug, Parser)]
@@ -36,6 +39,15 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
+    /// The whole command line. Only `serve` reads its directory from the environment: elsewhere it would stand against
+    /// flags such as `--url`.
+    pub(crate) fn definition() -> clap::Command {
+        Self::command().mut_subcommands(|command| match command.get_name() {
+            "serve" => command.mut_arg("model_dir", |path| path.env(env::MODEL_DIR)),
+            _ => command,
+        })
+    }
+
     /// Every command that can be typed, those of a group after it; each knows its whole name.
     pub(crate) fn commands() -> Vec<clap::Command> {
         fn collect(command: &clap::Command, found: &mut Vec<clap::Command>) {
@@ -44,7 +56,7 @@ impl Cli {
                 collect(below, found);
             }
         }
-        let mut root = Self::command();
+        let mut root = Self::definition();
         root.build();
         let mut found = Vec::new();
         collect(&root, &mut found);
@@ -75,6 +87,11 @@ pub(crate) enum Command {
     /// Driver, GPUs, memory and who holds it, kernels, processor, disk, and a self-test of two seconds. Ends with
     /// code 1 when there is a problem; warnings are none.
     Doctor(DoctorArgs),
+    /// Print what completes commands and flags in a shell
+    ///
+    /// bash: `qwill completions bash > ~/.local/share/bash-completion/completions/qwill`. zsh: into `_qwill` in a
+    /// directory of `$fpath`. fish: into `~/.config/fish/completions/qwill.fish`.
+    Completions(CompletionsArgs),
     /// Write docs/reference.md to standard output
     #[command(hide = true)]
     GenerateReference,
@@ -82,6 +99,20 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
+    /// TOML file with settings: a flag's name without dashes before it, `=` and its value, one a line, such as
+    /// `max-context = 65536`. Variables and flags win over it
+    #[arg(long, value_name = "FILE", env = env::CONFIG, help_heading = "Configuration")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print every setting and where it comes from, check model, template, memory plan, keys and port, and end: with
+    /// code 0, or 1 when the server would not start. No weights are loaded
+    #[arg(long, help_heading = "Configuration")]
+    pub(crate) check: bool,
+    /// With --check: print JSON
+    #[arg(long, requires = "check", help_heading = "Configuration")]
+    pub(crate) json: bool,
+    /// What was set where.
+    #[arg(skip)]
+    pub(crate) settings: Settings,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
@@ -105,6 +136,13 @@ pub(crate) struct ServeArgs {
     /// Let the device fail on purpose, for tests: once, lost, panic or trap, a colon and the number of the step
     #[arg(long, hide = true, help_heading = "Tests")]
     pub(crate) fault: Option<Fault>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// Which shell
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Debug, Args)]
@@ -164,10 +202,11 @@ pub(crate) struct PlanArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings;
 
     #[test]
     fn the_definitions_are_consistent() {
-        Cli::command().debug_assert();
+        Cli::definition().debug_assert();
     }
 
     #[test]
@@ -183,6 +222,16 @@ mod tests {
         let mut all: Vec<String> = env::ALL.iter().map(|name| (*name).to_owned()).collect();
         all.sort();
         assert_eq!(used, all);
+    }
+
+    #[test]
+    fn every_setting_of_the_server_has_the_variable_of_its_name() {
+        let commands = Cli::commands();
+        let serve = commands.iter().find(|command| settings::has_settings(command)).unwrap();
+        for argument in serve.get_arguments().filter(|argument| settings::is_setting(argument)) {
+            let found = argument.get_env().and_then(|name| name.to_str());
+            assert_eq!(found, Some(settings::variable(argument).as_str()), "{}", argument.get_id());
+        }
     }
 
     #[test]

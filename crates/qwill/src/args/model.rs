@@ -33,19 +33,21 @@ pub(crate) struct ModelArgs {
 pub(crate) struct RandomArgs {
     /// Serve made-up weights of a --geometry instead of a checkpoint: right for measuring speed, not for text.
     /// The embedded model's tokenizer gives the ids their text
-    #[arg(long, value_enum, requires = "geometry", conflicts_with = "model_dir", help_heading = "Model")]
+    #[arg(long, value_enum, requires = "geometry", conflicts_with = "model_dir", env = env::WEIGHTS)]
+    #[arg(help_heading = "Model")]
     pub(crate) weights: Option<WeightsChoice>,
     /// Shapes of the random weights
-    #[arg(long, value_name = "NAME", requires = "weights", help_heading = "Model")]
+    #[arg(long, value_name = "NAME", requires = "weights", env = env::GEOMETRY, help_heading = "Model")]
     #[arg(value_parser = values::geometry_names())]
     pub(crate) geometry: Option<String>,
     /// Seed of the random weights
-    #[arg(long, default_value_t = 0, requires = "weights", help_heading = "Model")]
+    #[arg(long, default_value_t = 0, requires = "weights", env = env::SEED, help_heading = "Model")]
     pub(crate) seed: u64,
     /// Take drafts for right as often as this says, instead of when they are: shares of steps in which the first, the
     /// second, ... draft is right with all before it. Random weights agree with no draft, so that nothing else shows
     /// what speculation would bring. All work is done; whatever the server reports says so
-    #[arg(long, value_name = "LIST", requires = "weights", help_heading = "Model")]
+    #[arg(long, value_name = "LIST", requires = "weights", env = env::SYNTHETIC_ACCEPTANCE)]
+    #[arg(help_heading = "Model")]
     pub(crate) synthetic_acceptance: Option<SyntheticAcceptance>,
 }
 

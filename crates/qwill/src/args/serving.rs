@@ -88,22 +88,22 @@ pub(crate) struct ListenArgs {
 #[derive(Debug, Default, Args)]
 pub(crate) struct SamplingArgs {
     /// Default temperature, 0 to 2
-    #[arg(long, value_parser = values::temperature, help_heading = "Sampling defaults")]
+    #[arg(long, value_parser = values::temperature, env = env::TEMPERATURE, help_heading = "Sampling defaults")]
     pub(crate) temperature: Option<f32>,
     /// Default top-p, above 0 to 1
-    #[arg(long, value_parser = values::top_p, help_heading = "Sampling defaults")]
+    #[arg(long, value_parser = values::top_p, env = env::TOP_P, help_heading = "Sampling defaults")]
     pub(crate) top_p: Option<f32>,
     /// Default top-k; 0 keeps all tokens
-    #[arg(long, help_heading = "Sampling defaults")]
+    #[arg(long, env = env::TOP_K, help_heading = "Sampling defaults")]
     pub(crate) top_k: Option<usize>,
     /// Default min-p, 0 to 1
-    #[arg(long, value_parser = values::min_p, help_heading = "Sampling defaults")]
+    #[arg(long, value_parser = values::min_p, env = env::MIN_P, help_heading = "Sampling defaults")]
     pub(crate) min_p: Option<f32>,
     /// Default repetition penalty, above 0 to 10; 1 does nothing
-    #[arg(long, value_parser = values::repetition_penalty, help_heading = "Sampling defaults")]
+    #[arg(long, value_parser = values::repetition_penalty, env = env::REPETITION_PENALTY, help_heading = "Sampling defaults")]
     pub(crate) repetition_penalty: Option<f32>,
     /// Default most tokens of an answer [default: as many as fit]
-    #[arg(long, value_parser = values::positive, help_heading = "Sampling defaults")]
+    #[arg(long, value_parser = values::positive, env = env::MAX_TOKENS, help_heading = "Sampling defaults")]
     pub(crate) max_tokens: Option<usize>,
 }
 

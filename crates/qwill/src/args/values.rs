@@ -20,6 +20,9 @@ impl FromStr for ByteCount {
         let text = text.trim();
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
+        if number.is_empty() {
+            return Err("expected a number and a unit, such as 24GiB".to_owned());
+        }
         let factor: u64 = match unit.trim() {
             "" | "B" => 1,
             "KB" | "kB" => 1000,
@@ -95,7 +98,7 @@ fn in_range(
     range: impl std::ops::RangeBounds<f32> + fmt::Debug,
     words: &str,
 ) -> Result<f32, String> {
-    let number: f32 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    let number: f32 = text.parse().map_err(|_| format!("expected a number {words}"))?;
     if range.contains(&number) { Ok(number) } else { Err(format!("must be {words}")) }
 }
 

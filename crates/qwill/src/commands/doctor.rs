@@ -1,6 +1,5 @@
 //! `qwill doctor`: what is on this machine, what is wrong with it, and what to do about that.
 
-mod finding;
 mod gpu;
 mod host;
 mod kernels;
@@ -14,8 +13,9 @@ use qwill_device::Geometry;
 
 use crate::args::DoctorArgs;
 use crate::failure::Hinted;
+use crate::report::{Finding, Level, Report};
 use crate::source::ModelSource;
-use finding::{Finding, Level, Report};
+use crate::terminal;
 
 /// Geometry whose kernels are looked up where no model is named: that of the embedded model.
 const SMALLEST: &str = "tiny";
@@ -25,9 +25,10 @@ pub(crate) fn run(arguments: &DoctorArgs) -> Result<()> {
     let report = examine(arguments);
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        writeln!(out, "{:#}", report.as_json())?;
+        writeln!(out, "{:#}", report.as_json(conclusion(&report)))?;
     } else {
-        write!(out, "{report}")?;
+        writeln!(out, "{}", terminal::bold(&format!("Qwill {}", crate::VERSION)))?;
+        writeln!(out, "{report}\n{}", conclusion(&report))?;
     }
     match report.count(Level::Problem) {
         0 => Ok(()),

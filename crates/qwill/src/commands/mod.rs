@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod plan;
 pub(crate) mod reference;

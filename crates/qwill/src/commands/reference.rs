@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Arg, ArgAction, Command};
 
 use crate::args::Cli;
+use crate::settings;
 
 /// Prints the page.
 pub(crate) fn run() -> Result<()> {
@@ -16,8 +17,10 @@ pub(crate) fn run() -> Result<()> {
 
 fn page() -> String {
     let mut text = String::from(
-        "# Reference\n\nEvery command, flag and environment variable. This page is generated from the definitions \
-         that parse the command line (`cargo xtask docs`); a flag wins over its variable.\n",
+        "# Reference\n\nEvery command, flag, environment variable and configuration key. This page is generated from the \
+         definitions that parse the command line (`cargo xtask docs`). A flag wins over its variable, a variable over the \
+         file that `qwill serve --config` names, the file over the default. Where a column \"key\" has a name, the setting \
+         can stand in that file, with dashes or underscores.\n",
     );
     for command in Cli::commands().iter().filter(|command| !command.is_hide_set()) {
         write_command(&mut text, command);
@@ -36,14 +39,20 @@ fn write_command(text: &mut String, command: &Command) {
         }
     }
     for wanted in headings {
-        let _ = write!(text, "\n### {wanted}\n\n| | default | variable | |\n| --- | --- | --- | --- |\n");
+        let _ = write!(
+            text,
+            "\n### {wanted}\n\n| | variable | key | default | takes | |\n| --- | --- | --- | --- | --- | --- |\n"
+        );
         for argument in visible(command).filter(|argument| heading(argument) == wanted) {
+            let is_key = settings::has_settings(command) && settings::is_setting(argument);
             let _ = writeln!(
                 text,
-                "| `{}` | {} | {} | {} |",
+                "| `{}` | {} | {} | {} | {} | {} |",
                 spelling(argument),
-                default_of(argument),
                 argument.get_env().map_or(String::new(), |name| format!("`{}`", name.to_string_lossy())),
+                if is_key { format!("`{}`", settings::key(argument)) } else { String::new() },
+                default_of(argument),
+                takes(argument, is_key),
                 help_of(argument)
             );
         }
@@ -94,6 +103,17 @@ fn help_of(argument: &Arg) -> String {
         let _ = write!(help, ": {}", choices.join(", "));
     }
     help.replace('|', "\\|")
+}
+
+/// What is taken; choices stand in the help, with what they mean.
+fn takes(argument: &Arg, is_key: bool) -> String {
+    let has_choices = !argument.get_possible_values().is_empty();
+    let is_switch = matches!(argument.get_action(), ArgAction::SetTrue);
+    if (has_choices && !is_switch) || (is_switch && !is_key) {
+        String::new()
+    } else {
+        settings::range(argument).replace('|', "\\|")
+    }
 }
 
 fn lower_first(text: &str) -> String {

@@ -1,5 +1,8 @@
 //! `qwill serve`: everything is checked and loaded, then the port opens, then signals decide.
 
+mod check;
+mod keys;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -11,9 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{ListenArgs, LogFormat, SamplingArgs, ServeArgs};
 use crate::launch::{self, Launch, Serving};
-use crate::{logging, screen};
-
-mod keys;
+use crate::{logging, screen, settings};
 
 /// Exit code after a second signal: 128 + SIGINT, as a shell would report it.
 const INTERRUPTED: i32 = 130;
@@ -27,7 +28,16 @@ const STOP_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Serves until a signal.
 pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
+    if arguments.check {
+        return check::run(arguments);
+    }
     logging::start(&arguments.log)?;
+    if let Some(file) = &arguments.settings.file {
+        tracing::info!(file = %file.display(), "settings are read; `qwill serve --check` prints them");
+    }
+    for name in settings::unknown_variables() {
+        tracing::warn!("{name} is set, but there is no such setting: see `qwill serve --help`");
+    }
     let bind = SocketAddr::new(arguments.listen.host, arguments.listen.port);
     // A taken port should fail now, not after a long load. It stays closed until the model is ready, so that
     // whoever can connect gets an answer.
@@ -35,9 +45,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     let api_keys = keys::of(&arguments.listen)?;
     keys::check_openness(bind, &api_keys, &arguments.listen)?;
 
-    let ServeArgs { model, random, device, numerics, memory, speculation, .. } = arguments;
-    let launch = Launch::prepare(model, Some(random), device, numerics, memory, speculation)?
-        .with_disk_cache(&arguments.disk)?;
+    let launch = prepare(arguments)?;
     let with_screen = arguments.log.log_format == LogFormat::Text;
     if with_screen {
         print!("{}", screen::opening(&launch));
@@ -95,6 +103,12 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     let served = serve(options, handle, text, &arguments.listen, announce);
     let ended = engine.stop_within(STOP_PATIENCE).map_err(anyhow::Error::from);
     served.and(ended)
+}
+
+/// Everything that can be known without the weights.
+fn prepare(arguments: &ServeArgs) -> Result<Launch> {
+    let ServeArgs { model, random, device, numerics, memory, speculation, disk, .. } = arguments;
+    Launch::prepare(model, Some(random), device, numerics, memory, speculation)?.with_disk_cache(disk)
 }
 
 /// What the GPU has given, a warning where that is more than was planned.

@@ -13,6 +13,7 @@ mod harness;
 mod page;
 mod plan;
 mod serving;
+mod settings;
 mod signals;
 mod soak;
 mod speculation;

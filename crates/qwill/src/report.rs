@@ -1,4 +1,4 @@
-//! What was found, and how it is told.
+//! What an examination has found, and how it is told: `qwill doctor`, `qwill serve --check`.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ const NAME_COLUMNS: usize = 19;
 
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Level {
+pub(crate) enum Level {
     /// As it should be.
     Ok,
     /// Works, but slower or less than it could.
@@ -22,7 +22,7 @@ pub(super) enum Level {
 }
 
 impl Level {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Warning => "warning",
@@ -42,51 +42,51 @@ impl Level {
 
 /// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Finding {
-    pub(super) name: &'static str,
-    pub(super) level: Level,
+pub(crate) struct Finding {
+    pub(crate) name: &'static str,
+    pub(crate) level: Level,
     /// What there is.
-    pub(super) found: String,
+    pub(crate) found: String,
     /// What it means and what to do; empty where nothing is to be done.
-    pub(super) advice: String,
+    pub(crate) advice: String,
 }
 
 impl Finding {
-    pub(super) fn ok(name: &'static str, found: impl Into<String>) -> Self {
+    pub(crate) fn ok(name: &'static str, found: impl Into<String>) -> Self {
         Self { name, level: Level::Ok, found: found.into(), advice: String::new() }
     }
-    pub(super) fn warning(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(crate) fn warning(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { name, level: Level::Warning, found: found.into(), advice: advice.into() }
     }
-    pub(super) fn problem(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(crate) fn problem(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { name, level: Level::Problem, found: found.into(), advice: advice.into() }
     }
 }
 
-/// All findings, by section.
+/// All findings, by section. Printed without a title and without the conclusion.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Report {
+pub(crate) struct Report {
     sections: Vec<(String, Vec<Finding>)>,
 }
 
 impl Report {
     /// Adds findings to a section, which is made where it is new.
-    pub(super) fn section(&mut self, title: &str, findings: Vec<Finding>) {
+    pub(crate) fn section(&mut self, title: &str, findings: Vec<Finding>) {
         match self.sections.iter_mut().find(|(other, _)| other == title) {
             Some((_, there)) => there.extend(findings),
             None => self.sections.push((title.to_owned(), findings)),
         }
     }
 
-    pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
+    pub(crate) fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.sections.iter().flat_map(|(_, findings)| findings)
     }
 
-    pub(super) fn count(&self, level: Level) -> usize {
+    pub(crate) fn count(&self, level: Level) -> usize {
         self.findings().filter(|finding| finding.level == level).count()
     }
 
-    pub(super) fn as_json(&self) -> Value {
+    pub(crate) fn as_json(&self, conclusion: &str) -> Value {
         let finding = |section: &String, finding: &Finding| {
             let Finding { name, level, found, advice } = finding;
             json!({"section": section, "name": name, "level": level.name(), "found": found, "advice": advice})
@@ -100,7 +100,7 @@ impl Report {
             "version": crate::VERSION,
             "problems": self.count(Level::Problem),
             "warnings": self.count(Level::Warning),
-            "conclusion": super::conclusion(self),
+            "conclusion": conclusion,
             "findings": findings,
         })
     }
@@ -110,7 +110,6 @@ impl fmt::Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let before = LEVEL_COLUMNS + NAME_COLUMNS;
         let columns = terminal::width().saturating_sub(before).max(30);
-        writeln!(out, "{}", terminal::bold(&format!("Qwill {}", crate::VERSION)))?;
         for (title, findings) in &self.sections {
             writeln!(out, "\n{}", terminal::bold(title))?;
             for Finding { name, level, found, advice } in findings {
@@ -122,7 +121,7 @@ impl fmt::Display for Report {
                 }
             }
         }
-        writeln!(out, "\n{}", super::conclusion(self))
+        Ok(())
     }
 }
 
@@ -141,25 +140,22 @@ mod tests {
     #[test]
     fn sections_stay_together_and_advice_stands_below_what_was_found() {
         let text = console::strip_ansi_codes(&report().to_string()).into_owned();
-        let (_, below) = text.split_once("\n\n").unwrap();
         assert_eq!(
-            below,
-            "host\n\
+            text,
+            "\nhost\n\
              ok       processor          2 cores\n\
              problem  model              no such directory\n\
              \x20                           give another\n\
              \n\
              gpu 0\n\
              warning  power limit        250 W of 350 W\n\
-             \x20                           raise it\n\
-             \n\
-             Something must be put right before models run as they should.\n"
+             \x20                           raise it\n"
         );
     }
 
     #[test]
     fn the_json_has_every_finding_and_the_counts() {
-        let json = report().as_json();
+        let json = report().as_json("");
         assert_eq!((&json["problems"], &json["warnings"]), (&json!(1), &json!(1)));
         assert_eq!(json["findings"].as_array().unwrap().len(), 3);
         let last = json!({
