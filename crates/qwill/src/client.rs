@@ -1,6 +1,7 @@
 //! A small client of the chat endpoint: what `qwill chat` speaks to any server, also to its own.
 
 use std::io::{BufRead, BufReader};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -18,6 +19,26 @@ pub(crate) enum Delta {
     Finish(String),
     /// Tokens generated in all.
     Usage(u64),
+}
+
+/// For answers that need no generating.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// A model that a server lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ServedModel {
+    /// Its name.
+    pub(crate) id: String,
+    /// Prompt and answer together, where the server says it.
+    pub(crate) context_tokens: Option<u64>,
+}
+
+impl ServedModel {
+    fn of(model: &Value) -> Option<Self> {
+        let context_tokens =
+            ["max_model_len", "context_length"].iter().find_map(|name| model[*name].as_u64());
+        Some(Self { id: model["id"].as_str()?.to_owned(), context_tokens })
+    }
 }
 
 /// A server.
@@ -43,17 +64,48 @@ impl Client {
         Ok(Self { agent: config.into(), base, key })
     }
 
+    /// The server's address, without `/v1`.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
     /// Name of the served model.
     pub(crate) fn model(&self) -> Result<String> {
-        let mut request = self.agent.get(format!("{}/v1/models", self.base));
+        Ok(self.models()?.swap_remove(0).id)
+    }
+
+    /// Everything that the server lists: at least one.
+    pub(crate) fn models(&self) -> Result<Vec<ServedModel>> {
+        let (status, body) = self.get("/v1/models")?;
+        check(status, &body)?;
+        let body: Value = serde_json::from_str(&body).context("the list of models")?;
+        let models: Vec<ServedModel> =
+            body["data"].as_array().into_iter().flatten().filter_map(ServedModel::of).collect();
+        if models.is_empty() {
+            bail!("the server lists no model");
+        }
+        Ok(models)
+    }
+
+    /// Whether requests are taken and answered; otherwise the server's own reason.
+    pub(crate) fn health(&self) -> Result<()> {
+        let (status, body) = self.get("/health")?;
+        if status == 200 {
+            return Ok(());
+        }
+        let parsed: Value = serde_json::from_str(&body).unwrap_or_default();
+        bail!("the server is not healthy ({status}): {}", parsed["reason"].as_str().unwrap_or(body.trim()))
+    }
+
+    fn get(&self, path: &str) -> Result<(u16, String)> {
+        let request = self.agent.get(format!("{}{path}", self.base));
+        let mut request = request.config().timeout_global(Some(PATIENCE)).build();
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
         let mut response = request.call().map_err(|error| self.unreachable(&error))?;
-        let body = response.body_mut().read_to_string().context("reading the list of models")?;
-        check(response.status().as_u16(), &body)?;
-        let body: Value = serde_json::from_str(&body).context("the list of models")?;
-        body["data"][0]["id"].as_str().map(str::to_owned).context("the server lists no model")
+        let body = response.body_mut().read_to_string().with_context(|| format!("reading {path}"))?;
+        Ok((response.status().as_u16(), body))
     }
 
     /// Sends a chat request and hands each piece of the answer to `take`, until it ends or `take` says stop.

@@ -38,6 +38,8 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => commands::plan::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
+        Command::Launch(arguments) => commands::launch::run(&arguments),
+        Command::Health(arguments) => commands::health::run(&arguments),
         Command::Completions(arguments) => commands::completions::run(&arguments),
         Command::GenerateReference => commands::reference::run(),
     };

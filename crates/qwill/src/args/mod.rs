@@ -5,6 +5,8 @@ mod bench;
 mod choices;
 mod device;
 mod doctor;
+mod health;
+mod launch;
 mod model;
 mod serving;
 mod speculation;
@@ -21,6 +23,8 @@ pub(crate) use choices::{
 };
 pub(crate) use device::{DeviceArgs, DeviceChoice};
 pub(crate) use doctor::DoctorArgs;
+pub(crate) use health::HealthArgs;
+pub(crate) use launch::LaunchArgs;
 pub(crate) use model::{DiskCacheArgs, MemoryArgs, ModelArgs, NumericsArgs, RandomArgs};
 pub(crate) use serving::{ListenArgs, LogArgs, SamplingArgs};
 pub(crate) use speculation::SpeculationArgs;
@@ -87,6 +91,13 @@ pub(crate) enum Command {
     /// Driver, GPUs, memory and who holds it, kernels, processor, disk, and a self-test of two seconds. Ends with
     /// code 1 when there is a problem; warnings are none.
     Doctor(DoctorArgs),
+    /// Set up a client for a running server: coding agents, editors and others
+    ///
+    /// Asks the server for its model and prints the client's settings with what to type. With --write they are written,
+    /// with --run the client is started with them.
+    Launch(LaunchArgs),
+    /// Ask a server whether it takes requests: code 0 if it does, otherwise 1 and the reason
+    Health(HealthArgs),
     /// Print what completes commands and flags in a shell
     ///
     /// bash: `qwill completions bash > ~/.local/share/bash-completion/completions/qwill`. zsh: into `_qwill` in a

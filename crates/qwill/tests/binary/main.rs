@@ -10,6 +10,7 @@ mod failures;
 mod faults;
 mod gpu;
 mod harness;
+mod launch;
 mod page;
 mod plan;
 mod serving;
