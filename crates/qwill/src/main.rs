@@ -17,6 +17,7 @@ mod report;
 mod screen;
 mod settings;
 mod source;
+mod supervisor;
 mod terminal;
 mod units;
 

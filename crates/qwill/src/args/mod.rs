@@ -3,6 +3,8 @@
 
 mod bench;
 mod choices;
+#[cfg(test)]
+mod deploy;
 mod device;
 mod doctor;
 mod health;

@@ -14,7 +14,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{ListenArgs, LogFormat, SamplingArgs, ServeArgs};
 use crate::launch::{self, Launch, Serving};
-use crate::{logging, screen, settings};
+use crate::supervisor::State;
+use crate::{logging, screen, settings, supervisor};
 
 /// Exit code after a second signal: 128 + SIGINT, as a shell would report it.
 const INTERRUPTED: i32 = 130;
@@ -99,6 +100,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
                 "ready"
             );
         }
+        supervisor::notify(State::Ready);
     };
     let served = serve(options, handle, text, &arguments.listen, announce);
     let ended = engine.stop_within(STOP_PATIENCE).map_err(anyhow::Error::from);
@@ -175,6 +177,7 @@ fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static> {
             _ = terminate.recv() => {}
         }
         tracing::info!("a signal: no new work is taken; a second one ends at once");
+        supervisor::notify(State::Stopping);
         tokio::spawn(async move {
             tokio::select! {
                 _ = interrupt.recv() => {}

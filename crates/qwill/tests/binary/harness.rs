@@ -62,8 +62,14 @@ pub(crate) struct Running {
 impl Running {
     /// Starts `qwill serve --port 0` with further arguments and waits until it is ready.
     pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    /// The same, with variables.
+    pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut child = qwill(&["serve", "--port", "0", "--max-sequences", "4"])
             .args(arguments)
+            .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

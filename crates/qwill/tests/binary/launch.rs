@@ -1,12 +1,13 @@
 //! Setting up clients for a running server, and asking a server how it is.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::harness::{Running, qwill, run, stderr};
+use crate::harness::{PATIENCE, Running, qwill, run, stderr};
 
 /// `qwill launch` for a server, in a home directory of its own.
 fn launch(server: &Running, home: &Path, arguments: &[&str]) -> Command {
@@ -99,4 +100,23 @@ fn a_server_that_is_not_there_is_neither_healthy_nor_launched_for() {
     let server = Running::start(&["--api-key", "secret"]);
     let output = run(&["health", "--url", &server.url]);
     assert_eq!(stdout(&output), "ok\n");
+}
+
+#[test]
+fn a_supervisor_is_told_when_requests_are_taken_and_when_the_end_begins() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let received = || {
+        let mut buffer = [0; 256];
+        let length = socket.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    };
+    let server = Running::start_with(&[], &[("NOTIFY_SOCKET", &path.display().to_string())]);
+    assert!(received().starts_with("READY=1\n"));
+    server.signal("TERM");
+    assert!(received().starts_with("STOPPING=1\n"));
+    let (status, log) = server.wait();
+    assert!(status.success(), "{log}");
 }
