@@ -60,15 +60,16 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts `qwill serve --port 0` with further arguments and waits until it is ready.
+    /// Starts `qwill serve` on a free port, if none is named, with further arguments and waits until it is ready.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         Self::start_with(arguments, &[])
     }
 
     /// The same, with variables.
     pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut child = qwill(&["serve", "--port", "0", "--max-sequences", "4"])
+        let mut child = qwill(&["serve", "--max-sequences", "4"])
             .args(arguments)
+            .env("QWILL_PORT", "0")
             .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -118,17 +119,12 @@ impl Running {
 
     /// Posts JSON; status and body.
     pub(crate) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let mut response = agent().post(format!("{}{path}", self.url)).send_json(body).unwrap();
-        let text = response.body_mut().read_to_string().unwrap();
-        (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::String(text)))
+        post(&format!("{}{path}", self.url), body)
     }
 
     /// Posts JSON and gives the data of every event as it comes.
     pub(crate) fn stream(&self, path: &str, body: &Value) -> impl Iterator<Item = String> + use<> {
-        let response = agent().post(format!("{}{path}", self.url)).send_json(body).unwrap();
-        assert_eq!(response.status().as_u16(), 200);
-        let reader = BufReader::new(response.into_body().into_reader());
-        reader.lines().filter_map(|line| line.unwrap().strip_prefix("data: ").map(str::to_owned))
+        stream(&format!("{}{path}", self.url), body)
     }
 
     /// Gets a path; status and text.
@@ -143,6 +139,26 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Posts JSON to any server; status and body.
+pub(crate) fn post(url: &str, body: &Value) -> (u16, Value) {
+    let mut response = agent().post(url).send_json(body).unwrap();
+    let text = response.body_mut().read_to_string().unwrap();
+    (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
+
+/// Posts JSON to any server and gives the data of every event as it comes.
+pub(crate) fn stream(url: &str, body: &Value) -> impl Iterator<Item = String> + use<> {
+    let response = agent().post(url).send_json(body).unwrap();
+    assert_eq!(response.status().as_u16(), 200);
+    let reader = BufReader::new(response.into_body().into_reader());
+    reader.lines().filter_map(|line| line.unwrap().strip_prefix("data: ").map(str::to_owned))
+}
+
+/// JSON from any server; `None` where there is none.
+pub(crate) fn try_get(url: &str) -> Option<Value> {
+    agent().get(url).call().ok()?.body_mut().read_json().ok()
 }
 
 fn agent() -> ureq::Agent {

@@ -13,6 +13,7 @@ mod harness;
 mod launch;
 mod page;
 mod plan;
+mod scale_out;
 mod serving;
 mod settings;
 mod signals;
