@@ -248,6 +248,10 @@ impl Generation {
         if let Some(said) = &mut state.said {
             said.push_str(&delta.reasoning);
             said.push_str(&delta.content);
+            for call in &delta.tool_calls {
+                said.push_str(call.begin.as_ref().map_or("", |begin| begin.name.as_str()));
+                said.push_str(&call.arguments);
+            }
         }
         state.held.append(delta);
         let finish = state.choice.finish;

@@ -5,6 +5,9 @@ const CLOSE: &str = "</think>";
 /// The template writes a newline before the closing tag; it belongs to neither side.
 const CLOSE_LINE: &str = "\n</think>";
 
+/// After more of them at the start, a `<think>` is not repeated but written.
+const MOST_NEWLINES: usize = 64;
+
 /// Whether a rendered prompt ends inside an open thinking section, so that the model's output starts in it.
 pub fn prompt_opens_reasoning(prompt: &str) -> bool {
     prompt.trim_end().ends_with(OPEN)
@@ -122,12 +125,13 @@ impl ReasoningParser {
 
     fn step_start(&mut self) -> bool {
         let text = self.held.trim_start_matches('\n');
-        if let Some(rest) = text.strip_prefix(OPEN) {
+        let newlines = self.held.len() - text.len();
+        if let Some(rest) = text.strip_prefix(OPEN).filter(|_| newlines <= MOST_NEWLINES) {
             self.held = rest.to_owned();
             self.state = State::AfterOpen;
             return true;
         }
-        let decided = !OPEN.starts_with(text);
+        let decided = newlines > MOST_NEWLINES || !OPEN.starts_with(text);
         if decided {
             self.state = State::Reasoning;
         }
@@ -142,8 +146,8 @@ impl ReasoningParser {
             return true;
         }
         let decided = !CLOSE.starts_with(text);
+        self.held = text.to_owned();
         if decided {
-            self.held = text.to_owned();
             self.state = State::Content;
         }
         decided
@@ -231,6 +235,8 @@ mod tests {
             ("<think>\n</think>x", "", "x"),
             ("hm</think>\n<tool_call>\n", "hm", "<tool_call>\n"),
         ];
+        let lines = "\n".repeat(65);
+        assert_eq!(run(true, [&*(lines.clone() + "<think>")]), (lines + "<think>", String::new()));
         for (output, reasoning, content) in cases {
             assert_eq!(run(true, [output]), (reasoning.into(), content.into()), "{output:?}");
         }

@@ -3,8 +3,8 @@
 use super::loose::{escaped, quoted, to_json};
 use super::schema::Types;
 
-/// No number is longer than this.
-const LONGEST_NUMBER_BYTES: usize = 64;
+/// Longer than this, white space around it included, the text is no number and no word such as `null`.
+const LONGEST_WORD_BYTES: usize = 128;
 
 /// An argument that arrives in parts. What can only be a string is given out while it arrives; the rest when it
 /// is whole.
@@ -44,23 +44,24 @@ fn may_be_other(types: Types, text: &str) -> bool {
     if types == Types::STRING {
         return false;
     }
-    let text = text.trim();
-    match text.chars().next() {
-        None => true,
-        Some('{') => types.allow(Types::OBJECT),
-        Some('[') => types.allow(Types::ARRAY),
-        Some('0'..='9' | '+' | '-' | '.') => {
-            let number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
-            let numeric = types.allow(Types::INTEGER) || types.allow(Types::FRACTION);
-            numeric && text.len() <= LONGEST_NUMBER_BYTES && text.chars().all(number)
-        }
-        Some(_) => {
-            let word = |word: &str| word.starts_with(text);
-            (types.allow(Types::NULL) && ["null", "None", "Null", "NULL"].into_iter().any(word))
-                || (types.allow(Types::BOOLEAN)
-                    && ["true", "True", "TRUE", "false", "False", "FALSE"].into_iter().any(word))
-        }
+    let starts = |c| text[..text.floor_char_boundary(LONGEST_WORD_BYTES)].trim_start().starts_with(c);
+    if starts('{') {
+        return types.allow(Types::OBJECT);
     }
+    if starts('[') {
+        return types.allow(Types::ARRAY);
+    }
+    text.len() <= LONGEST_WORD_BYTES && may_be_word(types, text.trim())
+}
+
+/// Whether `text` is the beginning of a number, a truth value or null, if that is one of these types.
+fn may_be_word(types: Types, text: &str) -> bool {
+    let begins = |words: &[&str]| words.iter().any(|word| word.starts_with(text));
+    let number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
+    text.is_empty()
+        || (types.allow(Types::NULL) && begins(&["null", "None", "Null", "NULL"]))
+        || (types.allow(Types::BOOLEAN) && begins(&["true", "True", "TRUE", "false", "False", "FALSE"]))
+        || ((types.allow(Types::INTEGER) || types.allow(Types::FRACTION)) && text.chars().all(number))
 }
 
 /// The value that the text of an argument stands for, as JSON text. A string comes last where others are allowed;
