@@ -20,6 +20,7 @@ use crate::live::LiveRequests;
 use crate::metrics::Metrics;
 use crate::options::{ServerOptions, TextModel};
 use crate::queue_pace::QueuePace;
+use crate::recent::{History, RecentErrors};
 use crate::types::unix_seconds;
 use crate::watchdog::Watchdog;
 
@@ -59,6 +60,8 @@ pub(crate) struct App {
     pub(crate) probe: Probe,
     pub(crate) live: Arc<LiveRequests>,
     pub(crate) queue_pace: QueuePace,
+    pub(crate) history: History,
+    pub(crate) recent_errors: Arc<RecentErrors>,
     /// Bounds how many prompts are rendered and tokenised at once.
     pub(crate) preparing: Arc<Semaphore>,
     pub(crate) started_unix_s: u64,
@@ -87,6 +90,8 @@ impl App {
             probe: Probe::default(),
             live: Arc::default(),
             queue_pace: QueuePace::default(),
+            history: History::default(),
+            recent_errors: Arc::default(),
             preparing: Arc::new(Semaphore::new(processors)),
             started_unix_s: unix_seconds(),
             draining: AtomicBool::new(false),

@@ -14,6 +14,7 @@ use crate::accounts::Account;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::keys::{ApiKey, RateLimits};
+use crate::page;
 use crate::request_id::RequestId;
 
 /// Who sent the request in hand.
@@ -130,12 +131,13 @@ fn needs_admin(app: &App, path: &str) -> ApiError {
     ApiError::new(StatusCode::FORBIDDEN, message).with_code("admin_key_needed").closing()
 }
 
-/// What says nothing about anybody's work: the server's health and version, and the page, which asks for a key.
+/// What says nothing about anybody's work: the server's health and version, and the pages, which ask for a key.
 fn is_open_path(path: &str) -> bool {
-    matches!(
+    let facts = matches!(
         path,
-        "/" | "/version" | "/ping" | "/health" | "/health/live" | "/health/ready" | "/health_generate"
-    )
+        "/version" | "/ping" | "/health" | "/health/live" | "/health/ready" | "/health_generate"
+    );
+    facts || matches!(path, "/" | "/status") || path.starts_with(page::FOLDER)
 }
 
 fn presented_key(headers: &HeaderMap) -> Option<&[u8]> {

@@ -17,8 +17,9 @@ use tokio::time::{sleep, timeout};
 use crate::app::App;
 use crate::types::unix_seconds;
 
+/// What is known of the server's health.
 #[derive(Serialize)]
-struct Health {
+pub(crate) struct Health {
     status: &'static str,
     /// The process answers and its engine has not ended by a failure.
     live: bool,
@@ -35,7 +36,7 @@ struct Health {
     steps: u64,
 }
 
-fn assess(app: &App) -> Health {
+pub(crate) fn assess(app: &App) -> Health {
     let load = app.engine.load().snapshot();
     let stalled_s = app.watchdog.stalled(&load, Instant::now()).map(|silence| silence.as_secs());
     let draining = app.is_draining();

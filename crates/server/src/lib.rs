@@ -7,7 +7,8 @@
 //!
 //! # Endpoints
 //! `POST /v1/chat/completions`, `POST /v1/completions`, `GET /v1/models[/{id}]`, `POST /tokenize`,
-//! `POST /detokenize`, `GET /health[/live|/ready]`, `GET /metrics`, `GET /version` and the chat page at `/`.
+//! `POST /detokenize`, `GET /health[/live|/ready]`, `GET /metrics`, `GET /version`, `GET /v1/status`, the chat page at `/` and the status page
+//! at `/status`.
 //!
 //! # What is particular
 //! * Absent `max_tokens` means what fits in the context for chats, and 16 for `/v1/completions`, as `OpenAI`
@@ -55,14 +56,17 @@ mod messages;
 mod metrics;
 mod models;
 mod options;
+mod page;
 mod params;
 mod prompt;
 mod queue_pace;
 mod random;
+mod recent;
 mod request_id;
 mod router;
 mod server;
 mod sse;
+mod status;
 mod time_limits;
 mod tokens;
 mod tools;
@@ -72,5 +76,5 @@ mod watchdog;
 pub use engine_metrics::EngineMetrics;
 pub use error::ServerError;
 pub use keys::{ApiKey, KeyFileError, RateLimits};
-pub use options::{SamplingDefaults, ServerOptions, TextModel};
+pub use options::{MemoryPart, SamplingDefaults, ServerOptions, TextModel};
 pub use server::{KeyRing, Server};

@@ -10,6 +10,7 @@ use crate::app::App;
 use crate::auth::Origin;
 use crate::error::ApiError;
 use crate::metrics::{Metrics, REFUSED};
+use crate::recent::RecentErrors;
 
 /// The status that is logged when the client went away before there was one.
 pub(crate) const CLIENT_CLOSED: u16 = 499;
@@ -17,6 +18,7 @@ pub(crate) const CLIENT_CLOSED: u16 = 499;
 /// Gathers facts of a request and reports them when the last owner drops it.
 pub(crate) struct Record {
     metrics: Arc<Metrics>,
+    recent_errors: Arc<RecentErrors>,
     pub(crate) endpoint: &'static str,
     pub(crate) origin: Origin,
     pub(crate) started: Instant,
@@ -47,6 +49,7 @@ impl Record {
     pub(crate) fn new(app: &App, endpoint: &'static str, origin: Origin) -> Arc<Self> {
         Arc::new(Self {
             metrics: Arc::clone(&app.metrics),
+            recent_errors: Arc::clone(&app.recent_errors),
             endpoint,
             origin,
             started: Instant::now(),
@@ -114,6 +117,10 @@ impl Drop for Record {
         let counted = if finish == "error" && !facts.submitted { REFUSED } else { finish };
         self.metrics.request_finished(self.endpoint, counted, elapsed);
         self.metrics.used(&caller.name, facts.prompt_tokens, facts.generated_tokens);
+        if let Some(message) = &facts.error {
+            let status = facts.status.map_or(CLIENT_CLOSED, |status| status.as_u16());
+            self.recent_errors.note(self.endpoint, &self.origin.request_id, status, message);
+        }
         let millis =
             |duration: Option<Duration>| duration.map(|duration| rounded(duration.as_secs_f64() * 1e3));
         tracing::info!(

@@ -147,7 +147,7 @@ impl Metrics {
                 gauge!(name).set(value as f64);
             }
             gauge!("qwill_kv_usage_ratio").set(load.pages_used as f64 / load.pages_total.max(1) as f64);
-            gauge!("qwill_uptime_seconds").set(self.started.elapsed().as_secs_f64());
+            gauge!("qwill_uptime_seconds").set(self.uptime().as_secs_f64());
             counter!("qwill_prompt_tokens_total").absolute(load.prompt_tokens);
             counter!("qwill_generated_tokens_total").absolute(load.generated_tokens);
             counter!("qwill_begun_prompt_tokens_total").absolute(self.begun_tokens.load(Ordering::Relaxed));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qwill_text::{ChatTemplate, Tokenizer};
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::{ApiKey, EngineMetrics};
@@ -58,6 +59,8 @@ pub struct ServerOptions {
     pub chat_template_kwargs: Map<String, Value>,
     /// What the engine counts, to be shown in `/metrics` with what the server does.
     pub engine_metrics: Option<EngineMetrics>,
+    /// Where the memory goes, for the status page.
+    pub memory: Vec<MemoryPart>,
 }
 
 impl Default for ServerOptions {
@@ -84,8 +87,20 @@ impl Default for ServerOptions {
             strict_params: false,
             chat_template_kwargs: Map::new(),
             engine_metrics: None,
+            memory: Vec::new(),
         }
     }
+}
+
+/// A part of the memory that was planned at start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MemoryPart {
+    /// What it is for: weights, states and the like.
+    pub section: String,
+    /// Name within the section.
+    pub name: String,
+    /// Exact bytes.
+    pub bytes: u64,
 }
 
 /// Sampling where a request does not say: the model's `generation_config.json`, or flags.

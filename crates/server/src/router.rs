@@ -6,9 +6,9 @@ use std::task::Poll;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use crate::app::App;
@@ -17,11 +17,13 @@ use crate::completions::CompletionRequest;
 use crate::error::ApiError;
 use crate::log::CLIENT_CLOSED;
 use crate::metrics::Metrics;
-use crate::{admin, auth, cors, endpoint, facts, health, host, metrics, models, request_id, tokens};
+use crate::{
+    admin, auth, cors, endpoint, facts, health, host, metrics, models, page, request_id, status, tokens,
+};
 
 const ENDPOINTS: &str = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, POST /tokenize, \
                          POST /detokenize, POST /abort_request, GET /health, GET /metrics, GET /slots, GET /props, \
-                         GET /server_info, GET /v1/loads, GET /version";
+                         GET /server_info, GET /v1/loads, GET /v1/status, GET /version";
 
 /// First path segments after `/v1/` of what other servers do and this one does not.
 const OTHER_SERVICES: &[&str] = &[
@@ -46,19 +48,17 @@ const OTHER_SERVICES: &[&str] = &[
     "videos",
 ];
 
-/// The page is one file: everything in it is inline, and it talks to this server only.
-const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
-                           img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
-                           frame-ancestors 'none'";
-
 /// All routes of a server, outermost layer last.
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/", get(page))
+        .route("/", get(page::chat))
+        .route("/status", get(page::status))
+        .route("/page/{name}", get(page::file))
         .route("/health", get(health::health))
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))
         .route("/metrics", get(metrics::show))
+        .route("/v1/status", get(status::show))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/chat/completions", post(endpoint::handle::<ChatRequest>))
@@ -98,15 +98,6 @@ fn facts_and_control() -> Router<Arc<App>> {
         .route("/load", get(facts::load))
         .route("/abort_request", post(admin::abort))
         .route("/flush_cache", post(admin::flush))
-}
-
-async fn page() -> impl IntoResponse {
-    let headers = [
-        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY)),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-    ];
-    (headers, Html(include_str!("page/index.html")))
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {
@@ -171,11 +162,13 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
 fn endpoint_label(path: &str) -> &'static str {
     const LABELS: &[&str] = &[
         "/",
+        "/status",
         "/version",
         "/health",
         "/health/live",
         "/health/ready",
         "/metrics",
+        "/v1/status",
         "/v1/models",
         "/v1/chat/completions",
         "/v1/completions",
@@ -197,7 +190,11 @@ fn endpoint_label(path: &str) -> &'static str {
         "/flush_cache",
     ];
     let known = LABELS.iter().find(|label| **label == path).copied();
-    known.unwrap_or(if path.starts_with("/v1/models/") { "/v1/models" } else { "other" })
+    known.unwrap_or(match path {
+        _ if path.starts_with("/v1/models/") => "/v1/models",
+        _ if path.starts_with(page::FOLDER) => "/page",
+        _ => "other",
+    })
 }
 
 #[cfg(test)]
@@ -227,6 +224,7 @@ mod tests {
     fn labels_are_few() {
         assert_eq!(endpoint_label("/v1/models/a/b"), "/v1/models");
         assert_eq!(endpoint_label("/tokenize"), "/tokenize");
+        assert_eq!(endpoint_label("/page/chat.js"), "/page");
         assert_eq!(endpoint_label("/x?y"), "other");
     }
 }

@@ -19,6 +19,7 @@ use crate::error::ServerError;
 use crate::keys::ApiKey;
 use crate::options::{ServerOptions, TextModel};
 use crate::router::router;
+use crate::status;
 use crate::watchdog;
 
 /// How often metrics are tidied up.
@@ -137,6 +138,7 @@ impl Server {
         };
         let upkeep = tokio::spawn(upkeep(Arc::clone(&app)));
         let watchdog = tokio::spawn(watchdog::watch(Arc::clone(&app)));
+        let sampling = tokio::spawn(status::sample(Arc::clone(&app)));
         let mut connections = JoinSet::new();
         acceptor.accept_until(shutdown, &mut connections).await;
 
@@ -167,6 +169,7 @@ impl Server {
         late.shutdown().await;
         upkeep.abort();
         watchdog.abort();
+        sampling.abort();
         Ok(())
     }
 }

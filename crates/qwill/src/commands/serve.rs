@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use qwill_cuda::CudaGauge;
-use qwill_server::{EngineMetrics, SamplingDefaults, Server, ServerOptions, TextModel};
+use qwill_device::plan::{MemoryPlan, PlanSection};
+use qwill_server::{EngineMetrics, MemoryPart, SamplingDefaults, Server, ServerOptions, TextModel};
 use qwill_weights::GenerationDefaults;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -71,6 +72,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
         allow_no_key: arguments.listen.allow_no_key,
         cors_origins: cors_origins(&arguments.listen),
         engine_metrics: Some(EngineMetrics::install()?),
+        memory: memory_parts(&launch.planned.memory),
         ..ServerOptions::default()
     };
     let names = match arguments.listen.served_name.as_slice() {
@@ -111,6 +113,21 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
 fn prepare(arguments: &ServeArgs) -> Result<Launch> {
     let ServeArgs { model, random, device, numerics, memory, speculation, disk, .. } = arguments;
     Launch::prepare(model, Some(random), device, numerics, memory, speculation)?.with_disk_cache(disk)
+}
+
+/// The plan, row by row, and the host's memory where that is not the device's.
+fn memory_parts(plan: &MemoryPlan) -> Vec<MemoryPart> {
+    let part = |section: PlanSection, name: &str, bytes| MemoryPart {
+        section: section.name().into(),
+        name: name.into(),
+        bytes,
+    };
+    let mut parts: Vec<_> = plan.rows().iter().map(|row| part(row.section, &row.name, row.bytes)).collect();
+    let counted = plan.rows().iter().any(|row| row.section == PlanSection::Host);
+    parts.extend(
+        plan.host.filter(|_| !counted).map(|host| part(PlanSection::Host, "pages and states", host.bytes())),
+    );
+    parts
 }
 
 /// What the GPU has given, a warning where that is more than was planned.

@@ -75,8 +75,7 @@ impl Browser {
         for domain in ["Page", "Runtime", "Log"] {
             self.call(&format!("{domain}.enable"), &json!({}));
         }
-        let size = json!({"width": 1000, "height": 800, "deviceScaleFactor": 1, "mobile": false});
-        self.call("Emulation.setDeviceMetricsOverride", &size);
+        self.resize(1000, 800);
     }
 
     fn call(&mut self, method: &str, parameters: &Value) -> Value {
@@ -136,15 +135,66 @@ impl Browser {
         self.call("Input.insertText", &json!({"text": text}));
     }
 
-    /// Presses Enter (with Shift or not) or Escape.
-    pub(crate) fn press(&mut self, key: &str, shift: bool) {
-        let (code, text) = if key == "Enter" { (13, "\r") } else { (27, "") };
-        let modifiers = if shift { 8 } else { 0 };
-        let down = json!({"type": "keyDown", "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text,
+    /// Presses a key, as in `Enter`, `Shift+Enter` or `Control+k`.
+    pub(crate) fn press(&mut self, keys: &str) {
+        let (modifier, key) = keys.rsplit_once('+').unwrap_or(("", keys));
+        let modifiers = match modifier {
+            "" => 0,
+            "Control" => 2,
+            "Shift" => 8,
+            other => panic!("no modifier {other}"),
+        };
+        let (code, text) = match key {
+            "Enter" => (13, "\r"),
+            "Escape" => (27, ""),
+            "Tab" => (9, ""),
+            "ArrowUp" => (38, ""),
+            letter => (u32::from(letter.as_bytes()[0].to_ascii_uppercase()), ""),
+        };
+        let kind = if text.is_empty() { "rawKeyDown" } else { "keyDown" };
+        let down = json!({"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text,
             "modifiers": modifiers});
         self.call("Input.dispatchKeyEvent", &down);
         let up = json!({"type": "keyUp", "key": key, "code": key, "windowsVirtualKeyCode": code});
         self.call("Input.dispatchKeyEvent", &up);
+    }
+
+    /// Loads the page again.
+    pub(crate) fn reload(&mut self) {
+        // The old page is told from the new one by a mark that only the old one has.
+        self.evaluate("window.isOld = true");
+        self.call("Page.reload", &json!({}));
+        self.wait_for("!window.isOld && document.readyState === 'complete'");
+    }
+
+    /// The size of the window, pixels.
+    pub(crate) fn resize(&mut self, width: u32, height: u32) {
+        let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        self.call("Emulation.setDeviceMetricsOverride", &size);
+    }
+
+    /// Lets the page read and write the clipboard, as a person would be asked.
+    pub(crate) fn allow_clipboard(&mut self) {
+        let session = self.session.take();
+        let permissions = json!({"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]});
+        self.call("Browser.grantPermissions", &permissions);
+        self.session = session;
+    }
+
+    /// Saves what the page offers for download in a folder.
+    pub(crate) fn download_to(&mut self, folder: &std::path::Path) {
+        let session = self.session.take();
+        let behaviour = json!({"behavior": "allow", "downloadPath": folder});
+        self.call("Browser.setDownloadBehavior", &behaviour);
+        self.session = session;
+    }
+
+    /// Chooses a file in a file field.
+    pub(crate) fn choose_file(&mut self, selector: &str, file: &std::path::Path) {
+        let field = json!({"expression": format!("document.querySelector('{selector}')")});
+        let field = self.call("Runtime.evaluate", &field);
+        let files = json!({"files": [file], "objectId": field["result"]["objectId"]});
+        self.call("DOM.setFileInputFiles", &files);
     }
 
     /// Light or dark, as the system would ask for.

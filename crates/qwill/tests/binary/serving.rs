@@ -141,7 +141,7 @@ fn keys_close_the_server_and_open_it() {
     assert_eq!(server.get("/health").0, 200);
     let (status, page) = server.get("/");
     assert_eq!(status, 200);
-    assert!(page.contains("<title>Qwill</title>"));
+    assert!(page.contains("<title>Qwill</title>") && page.contains("page/chat.js"));
     let mut response = ureq::get(format!("{}/v1/models", server.url))
         .header("authorization", "Bearer secret")
         .call()

@@ -25,7 +25,11 @@ async fn keys_guard_everything_but_health_and_the_page() {
         (Method::GET, "/health/live", true),
         (Method::GET, "/health/ready", true),
         (Method::GET, "/version", true),
+        (Method::GET, "/v1/status", false),
         (Method::GET, "/", true),
+        (Method::GET, "/status", true),
+        (Method::GET, "/page/chat.js", true),
+        (Method::GET, "/page/nothing.js", true),
     ];
     let headers = [
         (None, false),
@@ -193,9 +197,59 @@ async fn a_ready_server_is_healthy() {
     assert_eq!(body["state"], "ready");
     let version = bench.get("/version").await.json();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
-    let page = bench.get("/").await;
-    assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));
-    assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
+}
+
+#[tokio::test]
+async fn the_pages_and_their_files_come_with_a_strict_policy() {
+    let bench = Bench::saying("ok");
+    for (path, kind) in [
+        ("/", "text/html; charset=utf-8"),
+        ("/status", "text/html; charset=utf-8"),
+        ("/page/chat.js", "text/javascript; charset=utf-8"),
+        ("/page/style.css", "text/css; charset=utf-8"),
+        ("/page/icon.svg", "image/svg+xml"),
+    ] {
+        let file = bench.get(path).await;
+        assert_eq!(file.status, StatusCode::OK, "{path}");
+        assert_eq!(file.header("content-type"), Some(kind), "{path}");
+        assert_eq!(file.header("x-content-type-options"), Some("nosniff"), "{path}");
+        let policy = file.header("content-security-policy").unwrap();
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    }
+    for path in ["/page/", "/page/none.js", "/page/%ff", "/page/..%2frouter.rs", "/status/"] {
+        let missing = bench.get(path).await;
+        assert_eq!(missing.status, StatusCode::NOT_FOUND, "{path}");
+        assert_eq!(missing.error()["code"], "not_found", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_status_tells_what_runs_what_was_done_and_what_failed() {
+    let memory = vec![qwill_server::MemoryPart { section: "weights".into(), name: "all".into(), bytes: 7 }];
+    let options = ServerOptions { memory, ..Default::default() };
+    let bench = Bench::with(options, engine::facts(), one_by_one(tokens("one two three")));
+    let status = bench.get("/v1/status").await;
+    assert_eq!(status.status, StatusCode::OK);
+    let before = status.json();
+    assert_eq!(before["models"], json!(["tiny", "team/alias"]));
+    assert_eq!(before["health"]["ready"], true);
+    assert_eq!(before["requests"], json!({"running": 0, "waiting": 0, "max_running": 4, "max_waiting": 4}));
+    assert_eq!(before["kv"], json!({"used": 0, "total": 16, "total_tokens": 1024}));
+    assert_eq!(before["memory"], json!([{"section": "weights", "name": "all", "bytes": 7}]));
+    assert_eq!(before["errors"], json!([]));
+    assert_eq!(before["tokens"]["cached"], 0);
+
+    bench.post(CHAT, plain_chat()).await;
+    let secret = with(plain_chat(), json!({"temperature": "my secret"}));
+    assert_eq!(bench.post(CHAT, secret).await.status, StatusCode::BAD_REQUEST);
+    let after = bench.get("/v1/status").await;
+    assert_eq!(after.json()["tokens"]["cached"], engine::CACHED_TOKENS);
+    let errors = after.json()["errors"].clone();
+    assert_eq!(errors.as_array().unwrap().len(), 1);
+    assert_eq!((&errors[0]["endpoint"], &errors[0]["status"]), (&json!(CHAT), &json!(400)));
+    assert!(errors[0]["message"].as_str().unwrap().contains("temperature"));
+    assert!(errors[0]["request_id"].as_str().unwrap().starts_with("req-"));
+    assert!(!after.body.contains("my secret"), "{}", after.body);
 }
 
 #[tokio::test]
