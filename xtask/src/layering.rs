@@ -27,10 +27,11 @@ const fn layer(name: &'static str, uses: &'static [&'static str]) -> Layer {
 }
 
 /// The workspace, bottom up.
-const LAYERS: [Layer; 12] = [
+const LAYERS: [Layer; 13] = [
     layer("qwill-contract", &[]),
     layer("qwill-device", &[]),
     layer("qwill-text", &[]),
+    layer("qwill-grammar", &["qwill-contract", "qwill-text"]),
     layer("qwill-weights", &["qwill-device"]),
     layer("qwill-cpu", &["qwill-device"]),
     Layer { tests_use: &["qwill-cpu"], ..layer("qwill-cuda", &["qwill-device"]) },
@@ -39,10 +40,10 @@ const LAYERS: [Layer; 12] = [
         ..layer("qwill-model", &["qwill-device", "qwill-weights"])
     },
     Layer {
-        tests_use: &["qwill-cpu", "qwill-cuda", "qwill-weights"],
+        tests_use: &["qwill-cpu", "qwill-cuda", "qwill-weights", "qwill-text", "qwill-grammar"],
         ..layer("qwill-engine", &["qwill-contract", "qwill-device", "qwill-model"])
     },
-    Layer { asynchronous: true, ..layer("qwill-server", &["qwill-contract", "qwill-text"]) },
+    Layer { asynchronous: true, ..layer("qwill-server", &["qwill-contract", "qwill-text", "qwill-grammar"]) },
     Layer { asynchronous: true, ..layer("qwill-bench", &[]) },
     Layer {
         asynchronous: true,

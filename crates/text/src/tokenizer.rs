@@ -120,6 +120,11 @@ impl Tokenizer {
         self.markers.iter().any(|marker| marker.special && marker.id == id)
     }
 
+    /// Whether `id` is a marker, special or not.
+    pub fn is_marker(&self, id: u32) -> bool {
+        self.markers.iter().any(|marker| marker.id == id)
+    }
+
     /// Id of the token whose text is exactly `token` (as text, not in the byte-level alphabet).
     pub fn id_of(&self, token: &str) -> Option<u32> {
         let marker = self.markers.iter().find(|marker| marker.text == token);
