@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use qwill_contract::{EngineFacts, EngineHandle};
+use qwill_grammar::Grammars;
 use qwill_text::ToolStyle;
 use tokio::sync::{Semaphore, watch};
 
@@ -64,6 +65,9 @@ pub(crate) struct App {
     pub(crate) recent_errors: Arc<RecentErrors>,
     /// Bounds how many prompts are rendered and tokenised at once.
     pub(crate) preparing: Arc<Semaphore>,
+    pub(crate) grammars: Arc<Grammars>,
+    /// Bounds how many grammars are compiled at once.
+    pub(crate) compiling: Arc<Semaphore>,
     pub(crate) started_unix_s: u64,
     /// Set when shutdown begins: new work is refused.
     draining: AtomicBool,
@@ -81,6 +85,8 @@ impl App {
         text: TextModel,
     ) -> Result<Arc<Self>, ServerError> {
         check(&options, address, engine.facts())?;
+        let EngineFacts { vocab_size, eos_token_ids, .. } = engine.facts();
+        let grammars = Grammars::new(Arc::clone(&text.tokenizer), *vocab_size, eos_token_ids);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Arc::new(Self {
             keys: Keys::new(&options.api_keys, options.admin_key.as_deref()),
@@ -93,6 +99,8 @@ impl App {
             history: History::default(),
             recent_errors: Arc::default(),
             preparing: Arc::new(Semaphore::new(processors)),
+            grammars: Arc::new(grammars),
+            compiling: Arc::new(Semaphore::new(processors.div_ceil(2))),
             started_unix_s: unix_seconds(),
             draining: AtomicBool::new(false),
             ending: watch::channel(None).0,

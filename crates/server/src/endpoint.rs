@@ -92,9 +92,10 @@ async fn answer<E: Endpoint>(
         facts.stream = request.params().stream;
     }
     app.check_ready()?;
+    let guides = request.params().form.guides(app).await?;
     let prompts = request.prompts(app).await?;
     let id = random_id(E::ID_PREFIX);
-    let generation = Generation::start(app, Arc::clone(record), &id, &prompts, request.params())?;
+    let generation = Generation::start(app, Arc::clone(record), &id, &prompts, request.params(), &guides)?;
     let stream = request.params().stream;
     let answer = request.answer(app, id, prompts);
     if stream {

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use crate::app::{App, Ending};
 use crate::choice::{CallRules, Choice, Delta, Finish};
 use crate::error::{ApiError, whole_seconds};
+use crate::form::Guides;
 use crate::live::{LivePrompt, LiveRequest, Registration};
 use crate::log::Record;
 use crate::params::Params;
@@ -86,6 +87,7 @@ impl Generation {
         id: &str,
         prompts: &[Prompt],
         params: &Params,
+        guides: &Guides,
     ) -> Result<Self, ApiError> {
         app.check_ready()?;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
@@ -132,7 +134,7 @@ impl Generation {
                     ..params.sampling.clone()
                 },
                 choices: params.choices,
-                guide: None,
+                guide: guides.guide(prompt),
                 prompt_logprobs: params.prompt_logprobs,
                 cancel: cancel.clone(),
                 choice_cancel: choice_cancel.clone(),

@@ -21,11 +21,12 @@ const IGNORED: &[&str] = &[
     // Nothing is added to or between tokens with this family's tokenizers.
     "add_special_tokens",
     "spaces_between_special_tokens",
+    // There is one way here to make grammars work.
+    "guided_decoding_backend",
 ];
 
 /// Known fields that we do not do, each with the values (as compact JSON) that ask for nothing.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("response_format", &[r#"{"type":"text"}"#]),
     ("modalities", &["[\"text\"]"]),
     ("audio", &[]),
     ("prediction", &[]),
@@ -33,17 +34,8 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("suffix", &["\"\""]),
     ("logits_processors", &["[]"]),
     ("logit_processors", &["[]"]),
-    ("structured_outputs", &["{}"]),
-    ("guided_json", &[]),
-    ("guided_regex", &[]),
-    ("guided_choice", &[]),
-    ("guided_grammar", &[]),
-    ("guided_decoding_backend", &[]),
     ("guided_whitespace_pattern", &[]),
-    ("grammar", &["\"\""]),
-    ("json_schema", &["{}"]),
-    ("regex", &[]),
-    ("ebnf", &[]),
+    ("whitespace_pattern", &[]),
     ("structural_tag", &[]),
     ("stop_regex", &["[]", "\"\""]),
     ("bad_words", &["[]"]),
@@ -59,9 +51,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("documents", &["[]"]),
     ("mm_processor_kwargs", &["{}"]),
     ("images", &["[]"]),
-    ("thinking_token_budget", &[]),
-    ("thinking_budget", &[]),
-    ("reasoning_budget", &["-1"]),
     ("typical_p", &["1", "1.0"]),
     ("top_a", &["0", "0.0"]),
     ("tfs", &["1", "1.0"]),

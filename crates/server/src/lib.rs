@@ -24,6 +24,8 @@
 //!   short with `"length"`: the arguments of its last call are JSON, but not all of them.
 //! * Log-probabilities have one entry for each token that `usage.completion_tokens` counts, thinking and the
 //!   end-of-turn token included.
+//! * What a request asks of the form of its answer, a schema or a grammar, is enforced by a guide in the engine, from
+//!   the first token of the answer on; what cannot be enforced is refused.
 //! * A known field that this server does not implement is refused with a 400 unless its value asks for nothing;
 //!   unknown fields are ignored with one warning per name in the log, or refused with
 //!   [`ServerOptions::strict_params`].
@@ -44,6 +46,7 @@ mod engine_metrics;
 mod error;
 mod facts;
 mod fields;
+mod form;
 mod generation;
 mod health;
 mod host;

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_id};
+use crate::form::{Form, take_form};
 use crate::tools::ToolSettings;
 
 const STOP_STRINGS_LIMIT: usize = 16;
@@ -37,6 +38,8 @@ pub(crate) struct Params {
     /// See [`qwill_contract::Request::prompt_logprobs`].
     pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) output: OutputRules,
+    /// What the answer has to be like.
+    pub(crate) form: Form,
     /// Set by the endpoints that know tools.
     pub(crate) tools: Arc<ToolSettings>,
     pub(crate) stream: bool,
@@ -93,6 +96,7 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
         choices,
         prompt_logprobs: None,
         output,
+        form: take_form(app, fields)?,
         tools: Arc::default(),
         stream,
         include_usage,

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::bad_rows::{
-    Row, chat_rows, completion_rows, message_rows, sampling_rows, shared_rows, unsupported_rows,
+    Row, chat_rows, completion_rows, form_rows, message_rows, sampling_rows, shared_rows, unsupported_rows,
 };
 use crate::client::{Bench, CHAT, COMPLETIONS, plain_chat, with};
 
@@ -36,7 +36,7 @@ async fn check(bench: &Bench, path: &str, base: &Value, rows: Vec<Row>) {
 async fn every_bad_field_is_named() {
     let bench = Bench::saying("ok");
     let completion = json!({"prompt": "Hi"});
-    for rows in [sampling_rows, shared_rows, unsupported_rows] {
+    for rows in [sampling_rows, shared_rows, form_rows, unsupported_rows] {
         check(&bench, CHAT, &plain_chat(), rows()).await;
         check(&bench, COMPLETIONS, &completion, rows()).await;
     }

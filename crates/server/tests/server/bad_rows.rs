@@ -114,25 +114,12 @@ pub(crate) fn shared_rows() -> Vec<Row> {
 /// Known fields that are not done: named, with a value that is fine where there is one.
 pub(crate) fn unsupported_rows() -> Vec<Row> {
     [
-        (
-            "response_format",
-            json!({"type": "json_object"}),
-            "send {\"type\":\"text\"}, got {\"type\":\"json_object\"}",
-        ),
-        ("response_format", json!({"type": "json_schema", "json_schema": {}}), "not supported yet"),
-        ("response_format", json!("json"), "got \"json\""),
         ("modalities", json!(["text", "audio"]), "got [\"text\",\"audio\"]"),
         ("audio", json!({"voice": "x"}), "leave it out"),
         ("prediction", json!({"type": "content", "content": "x"}), "not supported yet"),
         ("web_search_options", json!({}), "not supported yet"),
         ("suffix", json!("tail"), "got \"tail\""),
         ("logits_processors", json!(["p"]), "not supported yet"),
-        ("structured_outputs", json!({"regex": "a"}), "not supported yet"),
-        ("guided_json", json!({}), "not supported yet"),
-        ("guided_regex", json!("a+"), "not supported yet"),
-        ("guided_choice", json!(["a"]), "not supported yet"),
-        ("guided_grammar", json!("root ::= ("), "not supported yet"),
-        ("grammar", json!("root ::= ("), "not supported yet"),
         ("bad_words", json!(["a"]), "send []"),
         ("allowed_token_ids", json!([1]), "not supported yet"),
         ("use_beam_search", json!(true), "send false, got true"),
@@ -146,6 +133,57 @@ pub(crate) fn unsupported_rows() -> Vec<Row> {
     ]
     .map(|(field, value, fragment)| (json!({field: value}), 400, Some(field), fragment))
     .to_vec()
+}
+
+/// Forms of an answer that are none, or that nothing meets; each names what is wrong with it.
+pub(crate) fn form_rows() -> Vec<Row> {
+    const SCHEMA: Option<&str> = Some("response_format.json_schema.schema");
+    let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
+    vec![
+        (json!({"response_format": "json"}), 400, Some("response_format"), "an object, got \"json\""),
+        (json!({"response_format": {}}), 400, Some("response_format.type"), "one of text, json_object"),
+        (json!({"response_format": {"type": "xml"}}), 400, Some("response_format.type"), "got \"xml\""),
+        (
+            json!({"response_format": {"type": "json_schema"}}),
+            400,
+            Some("response_format.json_schema"),
+            "an object with a `schema`",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
+            400,
+            SCHEMA,
+            "a JSON schema",
+        ),
+        (schema(json!(7)), 400, SCHEMA, "got 7"),
+        (schema(json!({"type": "strange"})), 400, SCHEMA, "strange"),
+        (schema(json!({"type": "string", "pattern": "(?<x"})), 400, SCHEMA, "(?<x"),
+        (schema(json!({"type": "array", "uniqueItems": true})), 400, SCHEMA, "uniqueItems"),
+        (json!({"guided_json": "{"}), 400, Some("guided_json"), "a JSON schema"),
+        (json!({"guided_regex": 5}), 400, Some("guided_regex"), "a string, got 5"),
+        (json!({"guided_regex": "a(?=b)"}), 400, Some("guided_regex"), "cannot be used"),
+        (json!({"regex": "a".repeat(300_000)}), 400, Some("regex"), "the limit is 262144 bytes"),
+        (json!({"guided_choice": []}), 400, Some("guided_choice"), "a list of 1 to"),
+        (json!({"guided_choice": ["a", 1]}), 400, Some("guided_choice"), "a list of 1 to"),
+        (json!({"guided_grammar": "root ::= ("}), 400, Some("guided_grammar"), "Lark"),
+        (json!({"ebnf": "root ::= \"a\""}), 400, Some("ebnf"), "Lark"),
+        (json!({"grammar": "start: missing"}), 400, Some("grammar"), "missing"),
+        (
+            json!({"structured_outputs": {"regex": "["}}),
+            400,
+            Some("structured_outputs.regex"),
+            "cannot be used",
+        ),
+        (
+            json!({"structured_outputs": {"structural_tag": "x"}}),
+            400,
+            Some("structured_outputs.structural_tag"),
+            "not supported yet",
+        ),
+        (json!({"regex": "a", "json_schema": {}}), 400, Some("regex"), "`json_schema` and `regex` both say"),
+        (json!({"thinking_budget": -2}), 400, Some("thinking_budget"), "-1 for no limit"),
+        (json!({"thinking_budget": 3, "thinking_token_budget": 4}), 400, Some("thinking_budget"), "send one"),
+    ]
 }
 
 /// Messages and tool calls.

@@ -9,6 +9,7 @@ mod client;
 mod completions;
 mod engine;
 mod failures;
+mod forms;
 mod fuzz;
 mod logging;
 mod metrics;

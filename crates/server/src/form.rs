@@ -1,0 +1,267 @@
+//! What a request asks of the form of its answer (a schema, a regular expression, a choice, a grammar, a limit for thinking),
+//! and the guides that the engine gets for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use qwill_contract::Guide;
+use qwill_grammar::{Grammar, GrammarError, Shape, Thinking, ThinkingMarkers};
+use serde_json::Value;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::known;
+use crate::prompt::Prompt;
+
+/// A grammar that is not compiled by then is too much.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(5);
+const CHOICES_LIMIT: usize = 4096;
+
+/// What is asked of the form of an answer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Form {
+    /// The shape of the answer itself, behind thinking, with the field that asks for it.
+    shape: Option<(String, Shape)>,
+    /// Tokens that may be thought.
+    pub(crate) thinking_budget: Option<usize>,
+}
+
+/// Guides for the prompts of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Guides {
+    grammar: Option<Grammar>,
+    thinking_budget: Option<usize>,
+    markers: Option<Arc<ThinkingMarkers>>,
+}
+
+/// Takes what a request says about the form of its answer, in any of the usual spellings.
+pub(crate) fn take_form(app: &App, fields: &mut Fields) -> Result<Form, ApiError> {
+    let mut found = Vec::new();
+    if let Some(format) = fields.take("response_format") {
+        found.extend(response_format(app, format)?);
+    }
+    let (schema, regex, choice, grammar) =
+        (Spelling::Schema, Spelling::Regex, Spelling::Choice, Spelling::Grammar);
+    if let Some(asked) = fields.take("structured_outputs") {
+        let mut asked = Fields::nested("structured_outputs", asked)?;
+        let names = [(schema, "json"), (regex, "regex"), (choice, "choice"), (grammar, "grammar")];
+        take_shapes(&mut asked, &names, &mut found)?;
+        if asked.boolean("json_object")? == Some(true) {
+            found.push((asked.path("json_object"), Shape::json_object()));
+        }
+        known::settle(app, &asked)?;
+    }
+    let names = [
+        (schema, "guided_json"),
+        (schema, "json_schema"),
+        (regex, "guided_regex"),
+        (regex, "regex"),
+        (choice, "guided_choice"),
+        (grammar, "guided_grammar"),
+        (grammar, "grammar"),
+        (grammar, "ebnf"),
+    ];
+    take_shapes(fields, &names, &mut found)?;
+    if let [(first, _), (second, _), ..] = &found[..] {
+        let message =
+            format!("`{first}` and `{second}` both say what the answer has to be like: send one of them");
+        return Err(ApiError::field(second.clone(), message).with_code("invalid_value"));
+    }
+    Ok(Form { shape: found.pop(), thinking_budget: take_thinking_budget(fields)? })
+}
+
+/// How a field says what the answer has to be like.
+#[derive(Clone, Copy)]
+enum Spelling {
+    Schema,
+    Regex,
+    Choice,
+    Grammar,
+}
+
+impl Spelling {
+    fn read(self, path: &str, value: Value) -> Result<Option<Shape>, ApiError> {
+        let text = |value: Value| match value {
+            Value::String(text) => Ok(text),
+            other => Err(ApiError::value(path, "a string", &other)),
+        };
+        Ok(match self {
+            Self::Schema => Some(Shape::Json { schema: parse_schema(path, &value)?, lenient: false }),
+            Self::Regex => Some(Shape::Regex(text(value)?)),
+            Self::Choice => Some(Shape::Choice(texts(path, &value)?)),
+            Self::Grammar => {
+                Some(Shape::Lark(text(value)?)).filter(|shape| *shape != Shape::Lark(String::new()))
+            }
+        })
+    }
+}
+
+/// Takes shapes from fields of these names.
+fn take_shapes(
+    fields: &mut Fields,
+    names: &[(Spelling, &str)],
+    found: &mut Vec<(String, Shape)>,
+) -> Result<(), ApiError> {
+    for (spelling, name) in names {
+        if let Some(value) = fields.take(name) {
+            let path = fields.path(name);
+            let shape = spelling.read(&path, value)?;
+            found.extend(shape.map(|shape| (path, shape)));
+        }
+    }
+    Ok(())
+}
+
+/// A schema, or the JSON text of one.
+fn parse_schema(path: &str, value: &Value) -> Result<Value, ApiError> {
+    let expected = "a JSON schema, as an object or its text";
+    let schema = match value {
+        Value::String(text) => {
+            serde_json::from_str(text).map_err(|_| ApiError::value(path, expected, value))?
+        }
+        other => other.clone(),
+    };
+    if schema.is_object() || schema == Value::Bool(true) {
+        Ok(schema)
+    } else {
+        Err(ApiError::value(path, expected, value))
+    }
+}
+
+fn texts(path: &str, value: &Value) -> Result<Vec<String>, ApiError> {
+    let texts = value.as_array().filter(|texts| !texts.is_empty() && texts.len() <= CHOICES_LIMIT);
+    let texts = texts.and_then(|texts| texts.iter().map(|text| text.as_str().map(str::to_owned)).collect());
+    let expected = format!("a list of 1 to {CHOICES_LIMIT} strings");
+    texts.ok_or_else(|| ApiError::value(path, &expected, value))
+}
+
+fn response_format(app: &App, format: Value) -> Result<Option<(String, Shape)>, ApiError> {
+    const KINDS: &str = "one of text, json_object, json_schema, regex, grammar";
+    let mut format = Fields::nested("response_format", format)?;
+    let kind =
+        format.string("type")?.ok_or_else(|| ApiError::value("response_format.type", KINDS, &Value::Null))?;
+    let missing = |path: &str, what: &str| Err(ApiError::value(path, what, &Value::Null));
+    let found = match kind.as_str() {
+        "text" => None,
+        "json_object" => {
+            // Some servers take the schema here.
+            let schema = format.take("schema");
+            let path = if schema.is_some() { "response_format.schema" } else { "response_format" };
+            let shape = match schema {
+                Some(schema) => Shape::Json { schema: parse_schema(path, &schema)?, lenient: false },
+                None => Shape::json_object(),
+            };
+            Some((path.to_owned(), shape))
+        }
+        "json_schema" => {
+            let path = "response_format.json_schema";
+            let Some(inner) = format.take("json_schema") else {
+                return missing(path, "an object with a `schema`");
+            };
+            let mut inner = Fields::nested(path, inner)?;
+            // For people; a schema without a name is as good.
+            let _ = (inner.string("name")?, inner.string("description")?);
+            let lenient = inner.boolean("strict")? == Some(false);
+            let path = inner.path("schema");
+            let Some(schema) = inner.take("schema") else { return missing(&path, "a JSON schema") };
+            let schema = parse_schema(&path, &schema)?;
+            known::settle(app, &inner)?;
+            Some((path, Shape::Json { schema, lenient }))
+        }
+        "regex" | "grammar" => {
+            let mut found = Vec::new();
+            let names =
+                [(Spelling::Regex, "pattern"), (Spelling::Regex, "regex"), (Spelling::Grammar, "grammar")];
+            take_shapes(&mut format, &names, &mut found)?;
+            let Some(shape) = found.pop() else {
+                return missing("response_format", &format!("an object with a `{kind}`"));
+            };
+            Some(shape)
+        }
+        _ => return Err(ApiError::value("response_format.type", KINDS, &kind.into())),
+    };
+    known::settle(app, &format)?;
+    Ok(found)
+}
+
+/// How many tokens may be thought; −1 says that there is no limit.
+fn take_thinking_budget(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let mut budget: Option<(&str, i64)> = None;
+    for name in ["thinking_token_budget", "thinking_budget", "reasoning_budget"] {
+        let Some(tokens) =
+            fields.integer(name, "a whole number: -1 for no limit, or at least 0", |n| n >= -1)?
+        else {
+            continue;
+        };
+        match budget {
+            Some((other, before)) if before != tokens => {
+                let message = format!(
+                    "`{other}` ({before}) and `{name}` ({tokens}) are the same setting and differ: send one"
+                );
+                return Err(ApiError::field(name, message).with_code("invalid_value"));
+            }
+            _ => budget = Some((name, tokens)),
+        }
+    }
+    Ok(budget.and_then(|(_, tokens)| usize::try_from(tokens).ok()))
+}
+
+impl Form {
+    /// Compiles what is asked for, where it holds up nobody; what cannot be met is a 400.
+    pub(crate) async fn guides(&self, app: &App) -> Result<Guides, ApiError> {
+        let Self { shape, thinking_budget } = self;
+        if shape.is_none() && thinking_budget.is_none() {
+            return Ok(Guides::default());
+        }
+        let field = shape.as_ref().map_or("thinking_budget", |(field, _)| field.as_str());
+        let busy = || {
+            let message = "other grammars are still being compiled: try again";
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("busy").retry()
+        };
+        let permit = tokio::time::timeout(COMPILE_TIMEOUT, Arc::clone(&app.compiling).acquire_owned()).await;
+        let permit = permit.map_err(|_| busy())?.map_err(|error| ApiError::internal(error.to_string()))?;
+        let grammars = Arc::clone(&app.grammars);
+        let shape = shape.as_ref().map(|(_, shape)| shape.clone());
+        let work = tokio::task::spawn_blocking(move || {
+            let grammar = shape.map(|shape| grammars.compile(&shape)).transpose();
+            let markers = grammars.thinking_markers();
+            drop(permit);
+            grammar.map(|grammar| (grammar, markers))
+        });
+        // What does not end keeps its permit, so that it is not joined by many of its kind.
+        let Ok(done) = tokio::time::timeout(COMPILE_TIMEOUT, work).await else {
+            let seconds = COMPILE_TIMEOUT.as_secs();
+            let message = format!("`{field}` is too complex: it was not compiled within {seconds} s");
+            return Err(ApiError::field(field, message).with_code("grammar_too_complex"));
+        };
+        let compiled = done.map_err(|error| ApiError::internal(format!("compiling failed: {error}")))?;
+        let (grammar, markers) = compiled.map_err(|error| unusable(field, &error))?;
+        Ok(Guides { grammar, thinking_budget: *thinking_budget, markers })
+    }
+}
+
+fn unusable(field: &str, error: &GrammarError) -> ApiError {
+    let code = match error {
+        GrammarError::Invalid(_) => "invalid_grammar",
+        GrammarError::TooLarge { .. } => "grammar_too_large",
+    };
+    let rule = format!("`{field}` cannot be used");
+    ApiError::field(field, format!("{rule}: {error}")).with_code(code).logged_as(rule)
+}
+
+impl Guides {
+    /// For the choices of a prompt.
+    pub(crate) fn guide(&self, prompt: &Prompt) -> Option<Box<dyn Guide>> {
+        let answer = self.grammar.as_ref().map(Grammar::guide);
+        match &self.markers {
+            Some(markers)
+                if prompt.opens_reasoning && (answer.is_some() || self.thinking_budget.is_some()) =>
+            {
+                Some(Box::new(Thinking::new(Arc::clone(markers), self.thinking_budget, answer)))
+            }
+            _ => answer,
+        }
+    }
+}

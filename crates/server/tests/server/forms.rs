@@ -1,0 +1,92 @@
+//! What a request asks of the form of its answer comes to the engine as a guide.
+
+use axum::http::StatusCode;
+use qwill_contract::Guide;
+use serde_json::{Value, json};
+
+use crate::client::{Bench, CHAT, COMPLETIONS, plain_chat, tokens, with};
+use crate::engine::END_OF_TURN;
+
+/// Whether a guide lets a text pass, with an end of turn behind it.
+fn passes(guide: &dyn Guide, text: &str) -> bool {
+    let mut guide = guide.boxed_clone();
+    let ids = tokens(text).into_iter().chain([END_OF_TURN]);
+    ids.into_iter().all(|id| guide.count_allowed(&[id]) == Ok(1) && guide.accept(id).is_ok())
+}
+
+/// The guide that a body brings the engine.
+async fn guide(bench: &Bench, path: &str, body: Value) -> Option<Box<dyn Guide>> {
+    let reply = bench.post(path, body.clone()).await;
+    assert_eq!(reply.status, StatusCode::OK, "{body}: {}", reply.body);
+    bench.stage.last_request().guide
+}
+
+fn number() -> Value {
+    json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false})
+}
+
+#[tokio::test]
+async fn every_spelling_is_enforced() {
+    let bench = Bench::saying("ok");
+    let schema = |strict: Value| json!({"type": "json_schema", "json_schema": {"name": "n", "schema": number(), "strict": strict}});
+    for (form, good, bad) in [
+        (json!({"response_format": {"type": "json_object"}}), r#"{"a": [1, {}]}"#, "[1]"),
+        (json!({"response_format": schema(json!(true))}), r#"{"n": 5}"#, r#"{"n": "5"}"#),
+        (json!({"response_format": schema(Value::Null)}), r#"{"n": 5}"#, r#"{"m": 5}"#),
+        (json!({"response_format": {"type": "json_object", "schema": number()}}), r#"{"n":5}"#, "{}"),
+        (json!({"response_format": {"type": "regex", "pattern": "[ab]+"}}), "abba", "abc"),
+        (json!({"structured_outputs": {"json": number()}}), r#"{"n": 5}"#, "5"),
+        (json!({"structured_outputs": {"choice": ["yes", "no"]}}), "no", "nope"),
+        (json!({"structured_outputs": {"json_object": true}}), "{}", "7"),
+        (json!({"guided_json": number().to_string()}), r#"{"n": 5}"#, "5"),
+        (json!({"guided_regex": "[0-9]{2}"}), "42", "4"),
+        (json!({"guided_choice": ["a b", "c"]}), "a b", "a"),
+        (json!({"guided_grammar": "start: \"x\" \"y\"*"}), "xyy", "yy"),
+        (json!({"json_schema": number()}), r#"{"n": 5}"#, "5"),
+        (json!({"regex": "a|b"}), "b", "ab"),
+        (json!({"grammar": "start: \"x\" \"y\"*"}), "xyy", "yy"),
+    ] {
+        let body = with(json!({"prompt": "Hi"}), form.clone());
+        let guide = guide(&bench, COMPLETIONS, body).await.unwrap();
+        assert!(passes(&*guide, good), "{form} and {good}");
+        assert!(!passes(&*guide, bad), "{form} and {bad}");
+    }
+    for nothing in [
+        json!({"response_format": {"type": "text"}}),
+        json!({"structured_outputs": {}}),
+        json!({"grammar": "", "reasoning_budget": -1}),
+        json!({"thinking_budget": 5}),
+    ] {
+        let body = with(json!({"prompt": "Hi"}), nothing.clone());
+        assert!(guide(&bench, COMPLETIONS, body).await.is_none(), "{nothing}");
+    }
+}
+
+/// With thinking off the answer begins at once; with thinking it begins behind it.
+#[tokio::test]
+async fn a_form_begins_where_the_answer_does() {
+    let bench = Bench::saying("ok");
+    let chat = |more: Value| with(with(plain_chat(), json!({"guided_choice": ["yes"]})), more);
+    let closed = guide(&bench, CHAT, chat(json!({"enable_thinking": false}))).await.unwrap();
+    assert!(passes(&*closed, "yes") && !passes(&*closed, "no") && !passes(&*closed, "hm</think>\n\nyes"));
+    let open = guide(&bench, CHAT, chat(json!({"enable_thinking": true}))).await.unwrap();
+    assert!(passes(&*open, "hm {no}\n</think>\n\nyes"));
+    assert!(!passes(&*open, "hm</think>\n\nno") && !passes(&*open, "yes") && !passes(&*open, "hm"));
+}
+
+#[tokio::test]
+async fn a_budget_leads_out_of_thinking() {
+    let bench = Bench::saying("ok");
+    for name in ["thinking_budget", "thinking_token_budget", "reasoning_budget"] {
+        let limited =
+            guide(&bench, CHAT, with(plain_chat(), json!({name: 2, "enable_thinking": true}))).await.unwrap();
+        assert!(passes(&*limited, "a b\n</think>\n\nanything"), "{name}");
+        assert!(passes(&*limited, "a</think>anything"), "{name}");
+        assert!(!passes(&*limited, "a b c d</think>\n\nanything"), "{name}");
+        let closed = with(plain_chat(), json!({name: 2, "enable_thinking": false}));
+        assert!(guide(&bench, CHAT, closed).await.is_none(), "there is nothing to limit");
+    }
+    let both = with(plain_chat(), json!({"thinking_budget": 1, "regex": "[0-9]", "enable_thinking": true}));
+    let both = guide(&bench, CHAT, both).await.unwrap();
+    assert!(passes(&*both, "a\n</think>\n\n7") && !passes(&*both, "a\n</think>\n\nb"));
+}
