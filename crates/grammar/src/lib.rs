@@ -22,4 +22,4 @@ mod vocabulary;
 pub use compile::{Grammar, Grammars};
 pub use shape::{GrammarError, Shape};
 pub use thinking::{Thinking, ThinkingMarkers};
-pub use tools::{CallStyle, ToolCalls, ToolShape};
+pub use tools::{ToolCalls, ToolShape};

@@ -2,27 +2,19 @@
 
 use std::fmt::Write as _;
 
+use qwill_text::ToolStyle;
 use serde_json::{Value, json};
 
-use crate::shape::bounded;
-
-/// How a model writes calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallStyle {
-    /// `<function=name>` with a `<parameter=key>` for each argument.
-    Xml,
-    /// An object with `name` and `arguments`.
-    Json,
-}
+use crate::shape::{Shape, bounded};
 
 /// A tool that may be called.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolShape {
     /// Its name, without characters that markup is made of.
     pub name: String,
-    /// The schema of its arguments.
+    /// The schema of its arguments; `null` is any.
     pub parameters: Value,
-    /// Whether the arguments have to fit the schema; otherwise they are whatever the style can write.
+    /// Whether all of the schema has to be enforced; otherwise what cannot be is ignored.
     pub strict: bool,
 }
 
@@ -30,15 +22,17 @@ pub struct ToolShape {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCalls {
     /// How they are written.
-    pub style: CallStyle,
+    pub style: ToolStyle,
     /// What may be called.
     pub tools: Vec<ToolShape>,
     /// Whether there may be several calls.
     pub parallel: bool,
     /// Whether the text has to be calls; otherwise it is text, with calls behind it or not.
     pub required: bool,
-    /// A schema for the text where it is no call.
-    pub answer: Option<Value>,
+    /// What the text has to be like where it is no call; no Lark grammar.
+    pub answer: Option<Box<Shape>>,
+    /// The beginning of the first call that the prompt has already, where calls are required.
+    pub lead: Option<String>,
     /// Ids of `<tool_call>` and `</tool_call>`, where they are markers.
     pub markers: Option<(u32, u32)>,
 }
@@ -50,8 +44,8 @@ impl ToolCalls {
         writer.start();
         for (index, tool) in self.tools.iter().enumerate() {
             match self.style {
-                CallStyle::Xml => writer.xml_call(index, tool),
-                CallStyle::Json => writer.json_call(index, tool),
+                ToolStyle::Xml => writer.xml_call(index, tool),
+                ToolStyle::Json => writer.json_call(index, tool),
             }
         }
         writer.rules
@@ -78,12 +72,18 @@ impl Writer<'_> {
         let ToolCalls { tools, parallel, required, answer, .. } = self.calls;
         let names: Vec<String> = (0..tools.len()).map(|index| format!("call_{index}")).collect();
         self.rule("call", &names.join(" | "));
-        self.rule("calls", if *parallel { r#"call ("\n" call)*"# } else { "call" });
+        let more = if *parallel { r#" ("\n" call)*"# } else { "" };
+        self.rule("calls", &format!("call{more}"));
         match (required, answer) {
-            (true, _) => self.rule("start", "calls"),
-            (false, Some(schema)) => {
+            (true, _) => {
+                let firsts: Vec<String> =
+                    (0..tools.len()).filter_map(|index| self.first_call(index)).collect();
+                self.rule("start", &format!("first{more}"));
+                self.rule("first", &firsts.join(" | "));
+            }
+            (false, Some(shape)) => {
                 self.rule("start", "answer | calls");
-                self.json_rule("answer", schema);
+                self.answer_rule(shape);
             }
             (false, None) => {
                 self.rule("start", "TEXT | TEXT calls | calls");
@@ -98,29 +98,59 @@ impl Writer<'_> {
         self.rule("close", &close);
     }
 
-    fn json_rule(&mut self, name: &str, schema: &Value) {
+    /// What is left of a call of a tool behind what the prompt has; `None` where it has the beginning of another's.
+    fn first_call(&self, index: usize) -> Option<String> {
+        let Some(lead) = &self.calls.lead else { return Some(format!("call_{index}")) };
+        let opening = self.calls.style.opening(Some(&self.calls.tools[index].name));
+        let rest = opening.strip_prefix(lead.as_str())?;
+        let rest = if rest.is_empty() { String::new() } else { literal(rest) };
+        Some(format!("{rest} body_{index}"))
+    }
+
+    /// A call: how it opens, and its body.
+    fn call(&mut self, index: usize, body: &str) {
+        let opening = self.calls.style.opening(Some(&self.calls.tools[index].name));
+        let behind_marker = opening.strip_prefix("<tool_call>").unwrap_or(&opening);
+        self.rule(&format!("call_{index}"), &format!("open {} body_{index}", literal(behind_marker)));
+        self.rule(&format!("body_{index}"), body);
+    }
+
+    fn answer_rule(&mut self, shape: &Shape) {
+        match shape {
+            Shape::Json { schema, lenient } => self.json_rule("answer", schema, *lenient),
+            Shape::Regex(pattern) => {
+                self.rule("answer", "ANSWER");
+                self.rule("ANSWER", &format!("/{}/", llguidance::regex_to_lark(pattern, "")));
+            }
+            Shape::Choice(texts) => {
+                let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
+                self.rule("answer", &texts.join(" | "));
+            }
+            // A grammar within a grammar could define the same names.
+            Shape::Lark(_) | Shape::Tools(_) => self.rule("answer", "no_grammar_within_this_one"),
+        }
+    }
+
+    fn json_rule(&mut self, name: &str, schema: &Value, lenient: bool) {
+        let schema = if schema.is_null() { json!({"type": "object"}) } else { schema.clone() };
         // What is no schema becomes one that nothing fits, which the compiler says in its own words.
-        let schema = bounded(schema.clone(), false).unwrap_or_else(|_| json!({"type": schema}));
+        let schema = bounded(schema.clone(), lenient).unwrap_or_else(|_| json!({"type": schema}));
         self.rule(name, &format!("%json {schema}"));
     }
 
     fn json_call(&mut self, index: usize, tool: &ToolShape) {
-        let name = Value::from(tool.name.clone()).to_string();
-        let begin = literal(&format!("\n{{\"name\": {name}, \"arguments\": "));
         let end = literal("}\n");
-        self.rule(&format!("call_{index}"), &format!("open {begin} arguments_{index} {end} close"));
-        let schema = if tool.strict { tool.parameters.clone() } else { json!({"type": "object"}) };
-        self.json_rule(&format!("arguments_{index}"), &schema);
+        self.call(index, &format!("arguments_{index} {end} close"));
+        self.json_rule(&format!("arguments_{index}"), &tool.parameters, !tool.strict);
     }
 
     fn xml_call(&mut self, index: usize, tool: &ToolShape) {
-        let begin = literal(&format!("\n<function={}>\n", tool.name));
         let end = literal("</function>\n");
         let mut parts = Vec::new();
         let schema = &tool.parameters;
-        let properties = schema["properties"].as_object().filter(|all| !all.is_empty() && tool.strict);
+        let properties = schema["properties"].as_object().filter(|all| !all.is_empty());
         let Some(properties) = properties else {
-            self.rule(&format!("call_{index}"), &format!("open {begin} any_{index}* {end} close"));
+            self.call(index, &format!("any_{index}* {end} close"));
             let key = r#""<parameter=" /[^<>\n]+/ ">\n""#;
             self.rule(&format!("any_{index}"), &format!("{key} ANY_{index}"));
             self.rule(&format!("ANY_{index}"), &format!("ANY_VALUE_{index} {}", literal("\n</parameter>\n")));
@@ -133,15 +163,16 @@ impl Writer<'_> {
             let name = format!("{index}_{place}");
             let optional = if required.contains(&key.as_str()) { "" } else { "?" };
             parts.push(format!("parameter_{name}{optional}"));
-            let value = self.xml_value(&name, property, schema);
+            let value = self.xml_value(&name, property, tool);
             let key = literal(&format!("<parameter={key}>\n"));
             self.rule(&format!("parameter_{name}"), &format!("{key} {value}"));
         }
-        self.rule(&format!("call_{index}"), &format!("open {begin} {} {end} close", parts.join(" ")));
+        self.call(index, &format!("{} {end} close", parts.join(" ")));
     }
 
     /// Defines a value with what ends it; returns its name.
-    fn xml_value(&mut self, name: &str, property: &Value, root: &Value) -> String {
+    fn xml_value(&mut self, name: &str, property: &Value, tool: &ToolShape) -> String {
+        let root = &tool.parameters;
         let end = literal("\n</parameter>\n");
         let resolved = resolve(property, root);
         match text_kind(resolved, root) {
@@ -152,7 +183,7 @@ impl Writer<'_> {
                         map.insert(definitions.to_owned(), found.clone());
                     }
                 }
-                self.json_rule(&format!("value_{name}"), &schema);
+                self.json_rule(&format!("value_{name}"), &schema, !tool.strict);
                 format!("value_{name} {end}")
             }
             Text::OneOf(texts) => {

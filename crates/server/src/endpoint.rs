@@ -92,7 +92,8 @@ async fn answer<E: Endpoint>(
         facts.stream = request.params().stream;
     }
     app.check_ready()?;
-    let guides = request.params().form.guides(app).await?;
+    let Params { form, tools, .. } = request.params();
+    let guides = form.guides(app, tools).await?;
     let prompts = request.prompts(app).await?;
     let id = random_id(E::ID_PREFIX);
     let generation = Generation::start(app, Arc::clone(record), &id, &prompts, request.params(), &guides)?;

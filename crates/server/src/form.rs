@@ -1,12 +1,14 @@
-//! What a request asks of the form of its answer (a schema, a regular expression, a choice, a grammar, a limit for thinking),
-//! and the guides that the engine gets for it.
+//! What a request asks of the form of its answer (a schema, a regular expression, a choice, a grammar, tool calls, a limit for
+//! thinking), and the guides that the engine gets for it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use qwill_contract::Guide;
-use qwill_grammar::{Grammar, GrammarError, Shape, Thinking, ThinkingMarkers};
+use qwill_grammar::{
+    Grammar, GrammarError, Grammars, Shape, Thinking, ThinkingMarkers, ToolCalls, ToolShape,
+};
 use serde_json::Value;
 
 use crate::app::App;
@@ -14,6 +16,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::known;
 use crate::prompt::Prompt;
+use crate::tools::{Tool, ToolChoice, ToolSettings};
 
 /// A grammar that is not compiled by then is too much.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -209,9 +212,48 @@ fn take_thinking_budget(fields: &mut Fields) -> Result<Option<usize>, ApiError> 
 }
 
 impl Form {
+    /// The shape of answers that may have, or have to have, tool calls.
+    fn with_tools(&self, app: &App, tools: &ToolSettings) -> Result<Option<(String, Shape)>, ApiError> {
+        let required = matches!(tools.choice, ToolChoice::Required | ToolChoice::Named(_));
+        let is_called = |tool: &&Tool| match &tools.choice {
+            ToolChoice::Named(name) => tool.name == *name,
+            _ => true,
+        };
+        let is_shaped = required || self.shape.is_some() || tools.tools.iter().any(|tool| tool.strict);
+        if !tools.may_call() || !is_shaped {
+            return Ok(self.shape.clone());
+        }
+        let answer = self.shape.as_ref().filter(|_| !required);
+        if let Some((field, Shape::Lark(_))) = answer {
+            let message = format!(
+                "`{field}` cannot be combined with tools that may be called: send `tool_choice`: \"none\""
+            );
+            return Err(ApiError::field(field.clone(), message).with_code("unsupported_parameter"));
+        }
+        let tokenizer = &app.text.tokenizer;
+        let marker = |text| tokenizer.id_of(text).filter(|id| tokenizer.is_marker(*id));
+        let style = app.tool_style();
+        let shape = |tool: &Tool| ToolShape {
+            name: tool.name.clone(),
+            parameters: tool.parameters.clone(),
+            strict: tool.strict,
+        };
+        let calls = ToolCalls {
+            style,
+            tools: tools.tools.iter().filter(is_called).map(shape).collect(),
+            parallel: !tools.end_with_call(),
+            required,
+            answer: answer.map(|(_, shape)| Box::new(shape.clone())),
+            lead: tools.lead(style),
+            markers: marker("<tool_call>").zip(marker("</tool_call>")),
+        };
+        let field = answer.map_or("tools", |(field, _)| field.as_str());
+        Ok(Some((field.to_owned(), Shape::Tools(calls))))
+    }
+
     /// Compiles what is asked for, where it holds up nobody; what cannot be met is a 400.
-    pub(crate) async fn guides(&self, app: &App) -> Result<Guides, ApiError> {
-        let Self { shape, thinking_budget } = self;
+    pub(crate) async fn guides(&self, app: &App, tools: &ToolSettings) -> Result<Guides, ApiError> {
+        let (shape, thinking_budget) = (self.with_tools(app, tools)?, self.thinking_budget);
         if shape.is_none() && thinking_budget.is_none() {
             return Ok(Guides::default());
         }
@@ -225,7 +267,7 @@ impl Form {
         let grammars = Arc::clone(&app.grammars);
         let shape = shape.as_ref().map(|(_, shape)| shape.clone());
         let work = tokio::task::spawn_blocking(move || {
-            let grammar = shape.map(|shape| grammars.compile(&shape)).transpose();
+            let grammar = shape.map(|shape| compile(&grammars, &shape)).transpose();
             let markers = grammars.thinking_markers();
             drop(permit);
             grammar.map(|grammar| (grammar, markers))
@@ -238,8 +280,28 @@ impl Form {
         };
         let compiled = done.map_err(|error| ApiError::internal(format!("compiling failed: {error}")))?;
         let (grammar, markers) = compiled.map_err(|error| unusable(field, &error))?;
-        Ok(Guides { grammar, thinking_budget: *thinking_budget, markers })
+        Ok(Guides { grammar, thinking_budget, markers })
     }
+}
+
+/// Compiles a shape; where the schema of a tool that is not strict cannot be enforced, its arguments are any.
+fn compile(grammars: &Grammars, shape: &Shape) -> Result<Grammar, GrammarError> {
+    let error = match (grammars.compile(shape), shape) {
+        (Err(error), Shape::Tools(_)) => error,
+        (compiled, _) => return compiled,
+    };
+    let Shape::Tools(mut calls) = shape.clone() else { return Err(error) };
+    let is_loose = |tool: &&mut ToolShape| !tool.strict && !tool.parameters.is_null();
+    let mut loosened = false;
+    for tool in calls.tools.iter_mut().filter(is_loose) {
+        tool.parameters = Value::Null;
+        loosened = true;
+    }
+    if !loosened {
+        return Err(error);
+    }
+    tracing::warn!(%error, "the schemas of tools that are not strict cannot be enforced");
+    grammars.compile(&Shape::Tools(calls))
 }
 
 fn unusable(field: &str, error: &GrammarError) -> ApiError {

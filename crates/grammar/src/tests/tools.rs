@@ -1,10 +1,11 @@
 //! Tool calls that grammars allow.
 
+use qwill_text::ToolStyle;
 use serde_json::{Value, json};
 
 use super::walk::{allowed, walk};
-use super::{end_ids, grammars, tokenizer};
-use crate::{CallStyle, Shape, ToolCalls, ToolShape};
+use super::{end_ids, grammars, json, tokenizer};
+use crate::{Shape, ToolCalls, ToolShape};
 
 fn markers() -> (u32, u32) {
     let id = |text| tokenizer().id_of(text).unwrap();
@@ -21,7 +22,7 @@ fn weather() -> ToolShape {
     ToolShape { name: "get_weather".to_owned(), parameters, strict: true }
 }
 
-fn calls(style: CallStyle, parallel: bool) -> ToolCalls {
+fn calls(style: ToolStyle, parallel: bool) -> ToolCalls {
     let other = ToolShape { name: "stop".to_owned(), parameters: json!({"type": "object"}), strict: false };
     ToolCalls {
         style,
@@ -29,6 +30,7 @@ fn calls(style: CallStyle, parallel: bool) -> ToolCalls {
         parallel,
         required: true,
         answer: None,
+        lead: None,
         markers: Some(markers()),
     }
 }
@@ -43,7 +45,7 @@ fn texts(calls: &ToolCalls) -> Vec<String> {
 
 #[test]
 fn json_calls_have_the_arguments_that_the_schema_wants() {
-    for text in texts(&calls(CallStyle::Json, false)) {
+    for text in texts(&calls(ToolStyle::Json, false)) {
         let body = text.strip_prefix("<tool_call>\n").unwrap().strip_suffix("\n</tool_call>").unwrap();
         let call: Value = serde_json::from_str(body).unwrap();
         let arguments = &call["arguments"];
@@ -60,7 +62,7 @@ fn json_calls_have_the_arguments_that_the_schema_wants() {
 
 #[test]
 fn xml_calls_have_the_parameters_that_the_schema_wants() {
-    for text in texts(&calls(CallStyle::Xml, true)) {
+    for text in texts(&calls(ToolStyle::Xml, true)) {
         for call in text.split("</tool_call>").filter(|call| !call.is_empty()) {
             let body = call.trim_start_matches('\n').strip_prefix("<tool_call>\n<function=").unwrap();
             let (name, rest) = body.split_once(">\n").unwrap();
@@ -90,12 +92,12 @@ fn xml_calls_have_the_parameters_that_the_schema_wants() {
 #[test]
 fn one_call_is_one_call_and_free_text_may_have_none() {
     let guide = |calls: &ToolCalls| grammars().compile(&Shape::Tools(calls.clone())).unwrap().guide();
-    let mut required = guide(&calls(CallStyle::Xml, false));
+    let mut required = guide(&calls(ToolStyle::Xml, false));
     assert_eq!(allowed(&mut *required), [markers().0]);
-    for text in texts(&calls(CallStyle::Xml, false)) {
+    for text in texts(&calls(ToolStyle::Xml, false)) {
         assert_eq!(text.matches("<tool_call>").count(), 1, "{text}");
     }
-    let free = ToolCalls { required: false, ..calls(CallStyle::Xml, true) };
+    let free = ToolCalls { required: false, ..calls(ToolStyle::Xml, true) };
     let mut free = guide(&free);
     let choices = allowed(&mut *free);
     assert!(choices.contains(&markers().0) && choices.len() > tokenizer().vocab_size() / 2);
@@ -111,11 +113,33 @@ fn one_call_is_one_call_and_free_text_may_have_none() {
     assert!(!allowed(&mut *free).contains(&end_ids()[0]));
 }
 
+/// Where the prompt ends with the beginning of a call, the text goes on from there.
+#[test]
+fn a_call_that_has_begun_is_brought_to_its_end() {
+    for (style, lead, then) in [
+        (ToolStyle::Xml, ToolStyle::Xml.opening(None), "stop>\n</function>\n</tool_call>"),
+        (ToolStyle::Xml, ToolStyle::Xml.opening(Some("stop")), "</function>\n</tool_call>"),
+        (ToolStyle::Json, ToolStyle::Json.opening(None), "stop\", \"arguments\": {}}\n</tool_call>"),
+    ] {
+        let calls = ToolCalls { lead: Some(lead.clone()), ..calls(style, false) };
+        let mut guide = grammars().compile(&Shape::Tools(calls)).unwrap().guide();
+        let ids = tokenizer().encode(then, qwill_text::Markers::All);
+        assert_eq!(guide.count_allowed(&ids), Ok(ids.len()), "{lead}{then}");
+        for id in ids {
+            guide.accept(id).unwrap();
+        }
+        let mut ends = end_ids();
+        ends.sort_unstable();
+        assert_eq!(allowed(&mut *guide), ends);
+    }
+}
+
 #[test]
 fn an_answer_has_its_schema_where_it_is_no_call() {
     let answer = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"],
         "additionalProperties": false});
-    let either = ToolCalls { required: false, answer: Some(answer), ..calls(CallStyle::Xml, false) };
+    let either =
+        ToolCalls { required: false, answer: Some(Box::new(json(answer))), ..calls(ToolStyle::Xml, false) };
     let (mut objects, mut called) = (0, 0);
     for text in texts(&either) {
         if text.starts_with('{') {

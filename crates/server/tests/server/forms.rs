@@ -90,3 +90,48 @@ async fn a_budget_leads_out_of_thinking() {
     let both = guide(&bench, CHAT, both).await.unwrap();
     assert!(passes(&*both, "a\n</think>\n\n7") && !passes(&*both, "a\n</think>\n\nb"));
 }
+
+#[tokio::test]
+async fn calls_have_their_schema_where_they_are_asked_for_or_strict() {
+    const BODY: &str = "<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>";
+    const WRONG: &str = "<parameter=days>\nsome\n</parameter>\n</function>\n</tool_call>";
+    let bench = Bench::saying("ok");
+    let tool = |strict: bool| {
+        json!([{"type": "function", "function": {"name": "f", "strict": strict, "parameters": {"type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}}])
+    };
+    let chat = |more: Value| with(plain_chat(), more);
+    let call = |body: &str| format!("<tool_call>\n<function=f>\n{body}");
+
+    // The prompt has the beginning.
+    let required = chat(json!({"tools": tool(false), "tool_choice": "required"}));
+    let required = guide(&bench, CHAT, required).await.unwrap();
+    assert!(passes(&*required, BODY) && passes(&*required, &format!("{BODY}\n{}", call(BODY))));
+    assert!(!passes(&*required, WRONG) && !passes(&*required, "no"));
+    let one = json!({"tools": tool(false), "tool_choice": "required", "parallel_tool_calls": false});
+    let one = guide(&bench, CHAT, chat(one)).await.unwrap();
+    assert!(passes(&*one, BODY) && !passes(&*one, &format!("{BODY}\n{}", call(BODY))));
+
+    assert!(guide(&bench, CHAT, chat(json!({"tools": tool(false)}))).await.is_none());
+    let strict = guide(&bench, CHAT, chat(json!({"tools": tool(true)}))).await.unwrap();
+    assert!(passes(&*strict, "hello") && passes(&*strict, &call(BODY)));
+    assert!(passes(&*strict, &format!("I look.\n\n{}", call(BODY))) && !passes(&*strict, &call(WRONG)));
+
+    let either = chat(json!({"tools": tool(false), "guided_json": number()}));
+    let either = guide(&bench, CHAT, either).await.unwrap();
+    assert!(passes(&*either, r#"{"n": 5}"#) && passes(&*either, &call(BODY)) && !passes(&*either, "hello"));
+    let none = chat(json!({"tools": tool(false), "guided_json": number(), "tool_choice": "none"}));
+    assert!(!passes(&*guide(&bench, CHAT, none).await.unwrap(), &call(BODY)));
+
+    let grammar = chat(json!({"tools": tool(true), "grammar": "start: \"a\""}));
+    let reply = bench.post(CHAT, grammar).await;
+    assert_eq!((reply.status, reply.error()["param"].clone()), (StatusCode::BAD_REQUEST, json!("grammar")));
+    // What cannot be enforced is an error where it was promised.
+    for (strict, status) in [(false, StatusCode::OK), (true, StatusCode::BAD_REQUEST)] {
+        let parameters =
+            json!({"type": "object", "properties": {"x": {"type": "array", "uniqueItems": true}}});
+        let tools = json!([{"type": "function", "function": {"name": "f", "strict": strict, "parameters": parameters}}]);
+        let reply = bench.post(CHAT, chat(json!({"tools": tools, "tool_choice": "required"}))).await;
+        assert_eq!(reply.status, status, "{}", reply.body);
+    }
+}
