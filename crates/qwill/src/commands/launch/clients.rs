@@ -1,7 +1,8 @@
 //! The clients that `qwill launch` knows, as data.
 //!
 //! Words in braces are filled in: `{base}` the server's address, `{url}` the same with `/v1`, `{key}`, `{model}`,
-//! `{context}` and `{output}` in tokens, and `{file}` where the settings file is.
+//! `{context}`, `{window}` (the context, but at least what Claude Code accepts) and `{output}` in tokens, and `{file}` where
+//! the settings file is.
 
 /// A program that talks to the server.
 #[derive(Debug)]
@@ -85,7 +86,8 @@ pub(crate) const CLIENTS: &[Client] = &[
             ("ANTHROPIC_DEFAULT_SONNET_MODEL", "{model}"),
             ("ANTHROPIC_DEFAULT_HAIKU_MODEL", "{model}"),
             ("CLAUDE_CODE_SUBAGENT_MODEL", "{model}"),
-            ("CLAUDE_CODE_AUTO_COMPACT_WINDOW", "{context}"),
+            ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "{context}"),
+            ("CLAUDE_CODE_AUTO_COMPACT_WINDOW", "{window}"),
             ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", "{output}"),
             // A line that differs from request to request, at the very beginning of every prompt.
             ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0"),
@@ -94,7 +96,7 @@ pub(crate) const CLIENTS: &[Client] = &[
         ],
         setup: &[],
         arguments: &[],
-        note: "",
+        note: "Its own instructions take tens of thousands of tokens: serve with --max-context 65536 or more.",
     },
     Client {
         name: "opencode",

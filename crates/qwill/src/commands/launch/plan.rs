@@ -14,6 +14,8 @@ use crate::failure::Hinted;
 const NO_KEY: &str = "none";
 /// For a server that does not say how long its context is.
 const USUAL_CONTEXT_TOKENS: u64 = 32_768;
+/// Claude Code takes less than this for a mistake.
+const LEAST_WINDOW_TOKENS: u64 = 100_000;
 /// Most tokens that clients are told to ask for.
 const MAX_OUTPUT_TOKENS: u64 = 32_768;
 
@@ -54,6 +56,7 @@ impl Facts {
             "key" => Some(self.key.clone()),
             "model" => Some(self.model.clone()),
             "context" => Some(self.context_tokens.to_string()),
+            "window" => Some(self.context_tokens.max(LEAST_WINDOW_TOKENS).to_string()),
             "output" => Some((self.context_tokens / 4).clamp(1, MAX_OUTPUT_TOKENS).to_string()),
             "file" => file.map(|path| path.display().to_string()),
             _ => None,
