@@ -5,6 +5,7 @@
 mod bench;
 mod browser;
 mod chat;
+mod deploy;
 mod doctor;
 mod failures;
 mod faults;
