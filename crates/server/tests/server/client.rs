@@ -161,12 +161,19 @@ pub(crate) fn tokens(text: &str) -> Vec<u32> {
 
 /// The tokens of single bytes, as badly as text can be cut.
 pub(crate) fn byte_tokens(text: &str) -> Vec<u32> {
-    let tokenizer = text_model().tokenizer;
-    let id_of = |byte: u8| {
-        let is_it = |id: &u32| tokenizer.token_bytes(*id) == Some(&[byte]);
-        (0..engine::VOCAB as u32).find(is_it).unwrap()
-    };
-    text.bytes().map(id_of).collect()
+    byte_ids(text.as_bytes())
+}
+
+/// The tokens of these bytes, which need not be text.
+pub(crate) fn byte_ids(bytes: &[u8]) -> Vec<u32> {
+    static IDS: OnceLock<Vec<u32>> = OnceLock::new();
+    let ids = IDS.get_or_init(|| {
+        let tokenizer = text_model().tokenizer;
+        let id_of =
+            |byte: u8| (0..engine::VOCAB as u32).find(|&id| tokenizer.token_bytes(id) == Some(&[byte]));
+        (0..=255).map(|byte| id_of(byte).unwrap_or_else(|| panic!("no token is the byte {byte}"))).collect()
+    });
+    bytes.iter().map(|&byte| ids[usize::from(byte)]).collect()
 }
 
 /// A script of one token a step.

@@ -12,6 +12,7 @@ mod failures;
 mod forms;
 mod fuzz;
 mod logging;
+mod matrix;
 mod metrics;
 mod operations;
 mod service;
