@@ -1,39 +1,49 @@
-//! `docs/reference.md`: every command, flag and environment variable, written by the binary itself.
+//! Pages that the code writes itself: every command, flag and environment variable in `docs/reference.md`, the HTTP API
+//! in `docs/openapi.json`.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Writes the page.
-pub fn write() -> Result<()> {
-    std::fs::write(path(), generate()?).context("docs/reference.md")?;
-    println!("wrote docs/reference.md");
-    Ok(())
-}
+use crate::build::cargo;
 
-/// Fails when the page differs from what would be written.
-pub fn check() -> Result<()> {
-    let found = std::fs::read_to_string(path()).context("docs/reference.md")?;
-    if found != generate()? {
-        bail!("docs/reference.md is stale: run `cargo xtask docs` and commit the result");
+/// Each page with what `cargo run` needs to print it.
+const PAGES: [(&str, &[&str]); 2] = [
+    ("docs/reference.md", &["--package", "qwill", "--", "generate-reference"]),
+    ("docs/openapi.json", &["--package", "qwill-server", "--example", "openapi"]),
+];
+
+/// Writes the pages.
+pub fn write() -> Result<()> {
+    for (page, source) in PAGES {
+        std::fs::write(path(page), generate(source)?).context(page)?;
+        println!("wrote {page}");
     }
     Ok(())
 }
 
-fn path() -> PathBuf {
-    crate::root().join("docs/reference.md")
+/// Fails when a page differs from what would be written.
+pub fn check() -> Result<()> {
+    for (page, source) in PAGES {
+        let found = std::fs::read_to_string(path(page)).context(page)?;
+        if found != generate(source)? {
+            bail!("{page} is stale: run `cargo xtask docs` and commit the result");
+        }
+    }
+    Ok(())
 }
 
-/// Asks the binary: its definitions are the only source.
-fn generate() -> Result<String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["run", "--quiet", "--package", "qwill", "--", "generate-reference"])
-        .current_dir(crate::root())
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("cargo run --package qwill -- generate-reference")?;
-    ensure!(output.status.success(), "qwill generate-reference failed");
-    String::from_utf8(output.stdout).context("qwill generate-reference")
+fn path(page: &str) -> PathBuf {
+    crate::root().join(page)
+}
+
+/// Asks the code: its definitions are the only source.
+fn generate(source: &[&str]) -> Result<String> {
+    let name = format!("cargo run {}", source.join(" "));
+    let mut command = cargo();
+    command.args(["run", "--quiet"]).args(source).stderr(Stdio::inherit());
+    let output = command.output().with_context(|| name.clone())?;
+    ensure!(output.status.success(), "{name} failed");
+    String::from_utf8(output.stdout).context(name)
 }

@@ -57,6 +57,11 @@ impl Keys {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }
 
+    /// Whether anybody may use the server.
+    pub(crate) fn is_open(&self) -> bool {
+        self.table().keys.is_empty()
+    }
+
     fn table(&self) -> Arc<Table> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -131,11 +136,18 @@ fn needs_admin(app: &App, path: &str) -> ApiError {
     ApiError::new(StatusCode::FORBIDDEN, message).with_code("admin_key_needed").closing()
 }
 
-/// What says nothing about anybody's work: the server's health and version, and the pages, which ask for a key.
+/// What says nothing about anybody's work: the server's health and version, the API's description, and the pages, which
+/// ask for a key.
 fn is_open_path(path: &str) -> bool {
     let facts = matches!(
         path,
-        "/version" | "/ping" | "/health" | "/health/live" | "/health/ready" | "/health_generate"
+        "/version"
+            | "/openapi.json"
+            | "/ping"
+            | "/health"
+            | "/health/live"
+            | "/health/ready"
+            | "/health_generate"
     );
     facts || matches!(path, "/" | "/status") || path.starts_with(page::FOLDER)
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use crate::app::App;
 use crate::error::ServerError;
@@ -37,24 +37,20 @@ pub(crate) fn check(origins: &[String]) -> Result<(), ServerError> {
     }
 }
 
-/// Answers preflight requests, and lets pages of allowed origins read the answers. Other origins get no permission: a
-/// web page somewhere must not use the model of who looks at it.
+/// Tells browsers that pages of allowed origins may send requests and read the answers. Other origins get no
+/// permission: a web page somewhere must not use the model of who looks at it.
 pub(crate) async fn allow(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let origin = allowed_origin(&app.options.cors_origins, request.headers());
     let preflight = request.method() == Method::OPTIONS;
     let wanted_headers = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-    let mut response =
-        if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
+    let mut response = next.run(request).await;
     let headers = response.headers_mut();
-    let methods = HeaderValue::from_static("GET, HEAD, POST, OPTIONS");
-    if preflight {
-        headers.insert(header::ALLOW, methods.clone());
-    }
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, SHOWN_HEADERS);
         if preflight {
+            let methods = HeaderValue::from_static("GET, HEAD, POST, OPTIONS");
             headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
             // Headers give no rights of their own; clients' libraries add many.
             headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted_headers.unwrap_or(USUAL_HEADERS));

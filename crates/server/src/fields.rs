@@ -30,12 +30,16 @@ impl Fields {
     }
 
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        asked::note(&self.path(name));
         // What is left is only listed, so its order does not matter.
         self.map.swap_remove(name).filter(|value| !value.is_null())
     }
 
     /// Whether the field is there, even as `null`.
     pub(crate) fn has(&self, name: &str) -> bool {
+        #[cfg(test)]
+        asked::note(&self.path(name));
         self.map.contains_key(name)
     }
 
@@ -130,6 +134,27 @@ pub(crate) fn whole_number(value: &Value) -> Option<i64> {
 pub(crate) fn token_id(value: &Value, vocab_size: usize) -> Option<u32> {
     let number = whole_number(value)?;
     (0..vocab_size as i64).contains(&number).then_some(number as u32)
+}
+
+/// Remembers which fields parsers asked for, so that a test can hold them against the `OpenAPI` document.
+#[cfg(test)]
+pub(crate) mod asked {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static PATHS: RefCell<BTreeSet<String>> = RefCell::default();
+    }
+
+    /// Positions in lists are left out: `messages[2].role` is `messages[].role`.
+    pub(super) fn note(path: &str) {
+        PATHS.with_borrow_mut(|paths| paths.insert(path.replace(|c: char| c.is_ascii_digit(), "")));
+    }
+
+    /// What this thread's parsers have asked for since the last call.
+    pub(crate) fn take() -> BTreeSet<String> {
+        PATHS.take()
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::error::{ApiError, show};
 use crate::fields::Fields;
 
 /// Accepted whatever the value: they label a request or give hints that have no effect on the text.
-const IGNORED: &[&str] = &[
+pub(crate) const IGNORED: &[&str] = &[
     "user",
     "metadata",
     "store",

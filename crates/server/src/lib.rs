@@ -7,8 +7,9 @@
 //!
 //! # Endpoints
 //! `POST /v1/chat/completions`, `POST /v1/completions`, `GET /v1/models[/{id}]`, `POST /tokenize`,
-//! `POST /detokenize`, `GET /health[/live|/ready]`, `GET /metrics`, `GET /version`, `GET /v1/status`, the chat page at `/` and the status page
-//! at `/status`.
+//! `POST /detokenize`, health, metrics, facts in the words of other servers, the chat page at `/` and the status page at
+//! `/status`;
+//! `GET /openapi.json` describes them all.
 //!
 //! # What is particular
 //! * Absent `max_tokens` means what fits in the context for chats, and 16 for `/v1/completions`, as `OpenAI`
@@ -58,6 +59,7 @@ mod logprobs;
 mod messages;
 mod metrics;
 mod models;
+mod openapi;
 mod options;
 mod page;
 mod params;
@@ -79,5 +81,6 @@ mod watchdog;
 pub use engine_metrics::EngineMetrics;
 pub use error::ServerError;
 pub use keys::{ApiKey, KeyFileError, RateLimits};
+pub use openapi::document as openapi_document;
 pub use options::{MemoryPart, SamplingDefaults, ServerOptions, TextModel};
 pub use server::{KeyRing, Server};

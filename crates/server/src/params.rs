@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::{Fields, token_id};
+use crate::fields::{Fields, token_id, whole_number};
 use crate::form::{Form, take_form};
 use crate::tools::ToolSettings;
 
@@ -152,7 +152,7 @@ fn take_sampling(app: &App, fields: &mut Fields) -> Result<SamplingParams, ApiEr
 /// Any 64-bit integer, signed or not.
 fn take_seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
     let Some(value) = fields.take("seed") else { return Ok(None) };
-    let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
+    let seed = value.as_u64().or_else(|| whole_number(&value).map(|seed| seed as u64));
     seed.map(Some).ok_or_else(|| ApiError::value("seed", "a 64-bit integer", &value))
 }
 

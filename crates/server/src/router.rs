@@ -18,12 +18,14 @@ use crate::error::ApiError;
 use crate::log::CLIENT_CLOSED;
 use crate::metrics::Metrics;
 use crate::{
-    admin, auth, cors, endpoint, facts, health, host, metrics, models, page, request_id, status, tokens,
+    admin, auth, cors, endpoint, facts, health, host, metrics, models, openapi, page, request_id, status,
+    tokens,
 };
 
 const ENDPOINTS: &str = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, POST /tokenize, \
                          POST /detokenize, POST /abort_request, GET /health, GET /metrics, GET /slots, GET /props, \
-                         GET /server_info, GET /v1/loads, GET /v1/status, GET /version";
+                         GET /server_info, GET /v1/loads, GET /v1/status, GET /version, \
+                         GET /openapi.json";
 
 /// First path segments after `/v1/` of what other servers do and this one does not.
 const OTHER_SERVICES: &[&str] = &[
@@ -54,6 +56,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/", get(page::chat))
         .route("/status", get(page::status))
         .route("/page/{name}", get(page::file))
+        .route("/openapi.json", get(openapi::show))
         .route("/health", get(health::health))
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))
@@ -100,7 +103,10 @@ fn facts_and_control() -> Router<Arc<App>> {
         .route("/flush_cache", post(admin::flush))
 }
 
-async fn not_found(method: Method, uri: Uri) -> ApiError {
+async fn not_found(method: Method, uri: Uri) -> Response {
+    if method == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
+    }
     let path: String = uri.path().chars().take(120).collect();
     let service = path.trim_start_matches("/v1/").split('/').next().unwrap_or_default();
     let message = if OTHER_SERVICES.contains(&service) {
@@ -108,13 +114,18 @@ async fn not_found(method: Method, uri: Uri) -> ApiError {
     } else {
         format!("there is no {method} {path}. This server has {ENDPOINTS}")
     };
-    unread(&method, ApiError::new(StatusCode::NOT_FOUND, message).with_code("not_found"))
+    unread(&method, ApiError::new(StatusCode::NOT_FOUND, message).with_code("not_found")).into_response()
 }
 
-async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+/// Also the answer to OPTIONS. The methods that there are go into `Allow` behind this.
+async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    if method == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
+    }
     let path: String = uri.path().chars().take(120).collect();
     let message = format!("{path} does not take {method}. This server has {ENDPOINTS}");
-    unread(&method, ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).with_code("method_not_allowed"))
+    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).with_code("method_not_allowed");
+    unread(&method, error).into_response()
 }
 
 /// An answer to a request whose body, if its method has one, nobody read.
@@ -158,38 +169,41 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     response
 }
 
+/// The paths of the routes, which are metric labels too.
+pub(crate) const PATHS: &[&str] = &[
+    "/",
+    "/status",
+    "/v1/status",
+    "/version",
+    "/openapi.json",
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/metrics",
+    "/v1/models",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/tokenize",
+    "/detokenize",
+    "/ping",
+    "/health_generate",
+    "/props",
+    "/slots",
+    "/tokenizer_info",
+    "/model_info",
+    "/get_model_info",
+    "/server_info",
+    "/get_server_info",
+    "/v1/loads",
+    "/get_load",
+    "/load",
+    "/abort_request",
+    "/flush_cache",
+];
+
 /// A path as a metric label: one of a few, whatever clients ask for.
 fn endpoint_label(path: &str) -> &'static str {
-    const LABELS: &[&str] = &[
-        "/",
-        "/status",
-        "/version",
-        "/health",
-        "/health/live",
-        "/health/ready",
-        "/metrics",
-        "/v1/status",
-        "/v1/models",
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/tokenize",
-        "/detokenize",
-        "/ping",
-        "/health_generate",
-        "/props",
-        "/slots",
-        "/tokenizer_info",
-        "/model_info",
-        "/get_model_info",
-        "/server_info",
-        "/get_server_info",
-        "/v1/loads",
-        "/get_load",
-        "/load",
-        "/abort_request",
-        "/flush_cache",
-    ];
-    let known = LABELS.iter().find(|label| **label == path).copied();
+    let known = PATHS.iter().find(|label| **label == path).copied();
     known.unwrap_or(match path {
         _ if path.starts_with("/v1/models/") => "/v1/models",
         _ if path.starts_with(page::FOLDER) => "/page",

@@ -217,6 +217,8 @@ pub(crate) fn take_tools(fields: &mut Fields) -> Result<ToolSettings, ApiError> 
         }
         return take_functions(fields, functions);
     }
+    // Without functions there is nothing that it could ask for.
+    ToolSettings::new(Vec::new(), take_function_call(fields)?, false, "function_call")?;
     let tools =
         items.into_iter().enumerate().map(|(index, item)| take_tool(&format!("tools[{index}]"), item));
     let tools = tools.collect::<Result<Vec<_>, _>>()?;
@@ -227,20 +229,25 @@ pub(crate) fn take_tools(fields: &mut Fields) -> Result<ToolSettings, ApiError> 
     ToolSettings::new(tools, asked, parallel, "tool_choice")
 }
 
+/// `"none"`, `"auto"`, or an object that names a function.
+fn take_function_call(fields: &mut Fields) -> Result<Option<AskedChoice>, ApiError> {
+    match fields.take("function_call") {
+        None => Ok(None),
+        Some(value @ Value::Object(_)) => {
+            let name = check_name("function_call.name".into(), &value["name"])?.to_owned();
+            Ok(Some(AskedChoice { choice: ToolChoice::Named(name), among: None }))
+        }
+        Some(value) => AskedChoice::parse("function_call", value).map(Some),
+    }
+}
+
 /// The way of asking before there were tools: functions, of which one at most is called.
 fn take_functions(fields: &mut Fields, functions: Vec<Value>) -> Result<ToolSettings, ApiError> {
     let tools = functions.into_iter().enumerate();
     let tools = tools.map(|(index, function)| Tool::new(&format!("functions[{index}]"), function));
     let tools = tools.collect::<Result<Vec<_>, _>>()?;
     check_distinct("functions", &tools)?;
-    let asked = match fields.take("function_call") {
-        None => None,
-        Some(value @ Value::Object(_)) => {
-            let name = check_name("function_call.name".into(), &value["name"])?.to_owned();
-            Some(AskedChoice { choice: ToolChoice::Named(name), among: None })
-        }
-        Some(value) => Some(AskedChoice::parse("function_call", value)?),
-    };
+    let asked = take_function_call(fields)?;
     let settings = ToolSettings::new(tools, asked, false, "function_call")?;
     Ok(ToolSettings { legacy: true, ..settings })
 }

@@ -14,6 +14,7 @@ mod fuzz;
 mod logging;
 mod matrix;
 mod metrics;
+mod openapi;
 mod operations;
 mod service;
 mod sockets;

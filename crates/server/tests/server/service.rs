@@ -95,6 +95,7 @@ async fn pages_of_this_machine_may_use_the_server_and_no_others() {
     };
     let good = bench.send(preflight("http://localhost:5173")).await;
     assert_eq!(good.status, StatusCode::NO_CONTENT);
+    assert_eq!(good.header("allow"), Some("POST"), "of this path");
     assert_eq!(good.header("access-control-allow-origin"), Some("http://localhost:5173"));
     assert!(good.header("access-control-allow-headers").unwrap().contains("authorization"));
     let bad = bench.send(preflight("https://evil.example")).await;
