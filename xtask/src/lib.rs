@@ -3,6 +3,7 @@
 mod build;
 pub mod bundle;
 pub mod ci;
+pub mod clients;
 pub mod dependencies;
 pub mod dist;
 pub mod fuzz;

@@ -11,12 +11,14 @@ commands:
   layering                  which crate may depend on which, and how long a source file may be
   kernels [...]             compile every GPU kernel without a GPU and compare it with its budget;
                             see crates/cuda/examples/kernels.rs for the options
+  clients [...]             the suites of tests/clients: openai and others against the binary; arguments
+                            go to pytest, or --schemathesis N sends N requests to each operation
   dist [...]                the release binary with every GPU's kernels inside, in dist of the build directory;
                             --sm 90 or --geometry 27b for a smaller one
   gpu-bundle [SM] [--xz]    tests and timings for a GPU machine without Rust, in .bundle (SM: 90 if not given);
                             --xz also makes one archive of it
   fuzz [--seconds N] [...]  random outputs and request bodies, N seconds (60) for each target or those named
-  docs [--check]            write docs/reference.md from the command line definitions, or fail when it is stale";
+  docs [--check]            write docs/reference.md and docs/openapi.json from the definitions, or fail when stale";
 
 fn main() -> ExitCode {
     match run() {
@@ -35,6 +37,7 @@ fn run() -> Result<()> {
         ["ci"] => xtask::ci::run(true),
         ["ci", "--without-kernels"] => xtask::ci::run(false),
         ["layering"] => layering(),
+        ["clients", rest @ ..] => xtask::clients::run(rest),
         ["kernels", rest @ ..] => xtask::kernels::check(rest),
         ["dist", rest @ ..] => xtask::dist::run(rest),
         ["gpu-bundle"] => xtask::bundle::run("90", false),
