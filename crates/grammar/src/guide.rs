@@ -84,7 +84,12 @@ impl Guide for GrammarGuide {
     fn roll_back(&mut self, tokens: usize) -> Result<(), GuideError> {
         let ends = tokens.min(self.ends);
         self.ends -= ends;
-        self.matcher.rollback(tokens - ends).map_err(failed)
+        if tokens > ends {
+            self.matcher.rollback(tokens - ends).map_err(failed)?;
+            // The library keeps its last mask, and takes a place on another way for the one that it was made at.
+            self.matcher.invalidate_bias_cache();
+        }
+        Ok(())
     }
 
     fn forced(&mut self) -> Vec<u32> {
