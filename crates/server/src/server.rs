@@ -136,6 +136,7 @@ impl Server {
             room: Arc::new(Semaphore::new(connection_limit(app.options.max_connections))),
             draining,
         };
+        prepare_grammars(&app);
         let upkeep = tokio::spawn(upkeep(Arc::clone(&app)));
         let watchdog = tokio::spawn(watchdog::watch(Arc::clone(&app)));
         let sampling = tokio::spawn(status::sample(Arc::clone(&app)));
@@ -260,6 +261,16 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
         && error.is_panic()
     {
         tracing::error!(%error, "a connection's task panicked");
+    }
+}
+
+/// Sorts the vocabulary for grammars beside everything else. Nobody waits for it at the end, and where it does not start, the
+/// first grammar does the work.
+fn prepare_grammars(app: &App) {
+    let grammars = Arc::clone(&app.grammars);
+    let thread = std::thread::Builder::new().name("grammars".to_owned());
+    if let Err(error) = thread.spawn(move || grammars.prepare()) {
+        tracing::warn!(%error, "grammars are not prepared");
     }
 }
 
