@@ -62,9 +62,23 @@ fn memory(text: &mut String, plan: &MemoryPlan) {
     entry(text, "host cache", &host);
 }
 
+/// How a server is reached, and by whom.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Access {
+    pub(crate) with_key: bool,
+    pub(crate) with_tls: bool,
+}
+
+impl Access {
+    pub(crate) fn scheme(self) -> &'static str {
+        if self.with_tls { "https" } else { "http" }
+    }
+}
+
 /// When requests are taken: how long it took, what the GPU gave, and what to do now.
-pub(crate) fn ready(address: SocketAddr, elapsed_s: f64, taken_bytes: Option<u64>, with_key: bool) -> String {
-    let base = format!("http://{}", reachable(address));
+pub(crate) fn ready(address: SocketAddr, elapsed_s: f64, taken_bytes: Option<u64>, access: Access) -> String {
+    let base = format!("{}://{}", access.scheme(), reachable(address));
+    let with_key = access.with_key;
     let access = match (with_key, address.ip().is_loopback()) {
         (true, _) => "key required",
         (false, true) => "no key, this machine only",
@@ -173,9 +187,11 @@ fn drafts(launch: &Launch) -> String {
 mod tests {
     use super::*;
 
+    const OPEN: Access = Access { with_key: false, with_tls: false };
+
     #[test]
     fn the_last_part_names_every_address_and_a_whole_command() {
-        let text = ready("127.0.0.1:18020".parse().unwrap(), 0.4321, None, false);
+        let text = ready("127.0.0.1:18020".parse().unwrap(), 0.4321, None, OPEN);
         assert!(text.contains("ready in 0.43 s"));
         for wanted in [
             "http://127.0.0.1:18020/\n",
@@ -190,17 +206,22 @@ mod tests {
     #[test]
     fn the_readme_shows_what_is_printed() {
         let readme = include_str!("../../../README.md");
-        let text = ready("127.0.0.1:18020".parse().unwrap(), 0.0, None, false);
+        let text = ready("127.0.0.1:18020".parse().unwrap(), 0.0, None, OPEN);
         let (_, below) = text.split_once("chat page").unwrap();
         assert!(readme.contains(below.trim_end()), "the README's first run differs from:\n{text}");
     }
 
     #[test]
     fn an_open_address_is_shown_as_one_that_can_be_reached() {
-        let text = ready("0.0.0.0:80".parse().unwrap(), 1.0, None, false);
+        let text = ready("0.0.0.0:80".parse().unwrap(), 1.0, None, OPEN);
         assert!(text.contains("http://127.0.0.1:80/v1 (no key, open to the network)"), "{text}");
-        let text = ready("[::]:80".parse().unwrap(), 1.0, Some(25_000_000_000), true);
-        assert!(text.contains("http://[::1]:80/v1 (key required)"), "{text}");
+        let text = ready(
+            "[::]:80".parse().unwrap(),
+            1.0,
+            Some(25_000_000_000),
+            Access { with_key: true, with_tls: true },
+        );
+        assert!(text.contains("https://[::1]:80/v1 (key required)"), "{text}");
         assert!(text.contains("-H 'Authorization: Bearer YOUR_KEY'"), "{text}");
         assert!(text.contains("taken      25.00 GB of the GPU"), "{text}");
     }

@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
 /// How long a closed connection is read from at most, and how long without anything coming.
@@ -32,16 +33,36 @@ pub(crate) struct Limits {
     pub(crate) write: Duration,
 }
 
-/// Serves requests until the client closes, a limit is passed, or `draining` becomes true and the request in hand
-/// is answered.
+/// Serves a connection, through TLS where the server speaks it.
 pub(crate) async fn serve(
     stream: TcpStream,
+    tls: Option<TlsAcceptor>,
     router: Router,
     limits: Limits,
     mut draining: watch::Receiver<bool>,
 ) {
     // Tokens are small and urgent.
     let _ = stream.set_nodelay(true);
+    let Some(tls) = tls else { return serve_http(stream, router, limits, draining).await };
+    let greeted = tokio::select! {
+        greeted = timeout(limits.read, tls.accept(stream)) => greeted,
+        _ = draining.wait_for(|draining| *draining) => return,
+    };
+    match greeted {
+        Ok(Ok(stream)) => serve_http(stream, router, limits, draining).await,
+        Ok(Err(error)) => tracing::debug!(%error, "no TLS came about"),
+        Err(_) => tracing::debug!("no TLS came about in time"),
+    }
+}
+
+/// Serves requests until the client closes, a limit is passed, or `draining` becomes true and the request in hand
+/// is answered.
+async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    router: Router,
+    limits: Limits,
+    mut draining: watch::Receiver<bool>,
+) {
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let router = router.clone();
         Box::pin(async move { router.oneshot(request.map(Body::new)).await })
@@ -70,7 +91,7 @@ pub(crate) async fn serve(
 
 /// Closes in order: says that nothing more comes, then reads what the client still sends. Closing with unread
 /// bytes would reset the connection, and a client in the middle of a large body would never see why it was refused.
-async fn linger(mut stream: TcpStream, draining: bool) {
+async fn linger<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, draining: bool) {
     if stream.shutdown().await.is_err() {
         return;
     }
@@ -81,13 +102,13 @@ async fn linger(mut stream: TcpStream, draining: bool) {
 }
 
 /// Fails a write that makes no progress for too long.
-struct WriteLimit {
-    stream: TcpStream,
+struct WriteLimit<S> {
+    stream: S,
     limit: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl WriteLimit {
+impl<S> WriteLimit<S> {
     /// Passes a result on, or an error when it has been pending for too long.
     fn limited<T>(&mut self, context: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {
@@ -102,7 +123,7 @@ impl WriteLimit {
     }
 }
 
-impl AsyncRead for WriteLimit {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteLimit<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -112,7 +133,7 @@ impl AsyncRead for WriteLimit {
     }
 }
 
-impl AsyncWrite for WriteLimit {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteLimit<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

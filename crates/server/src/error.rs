@@ -37,6 +37,12 @@ pub enum ServerError {
     /// The process has a recorder already.
     #[error("metrics: the engine's recorder was set up twice in this process")]
     SecondRecorder,
+    /// Certificate or key cannot be used.
+    #[error("TLS: {problem}")]
+    Tls {
+        /// What is wrong with them.
+        problem: String,
+    },
     /// The listening socket failed.
     #[error("the listening socket failed: {0}")]
     Listener(#[from] std::io::Error),

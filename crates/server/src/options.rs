@@ -8,7 +8,7 @@ use qwill_text::{ChatTemplate, Tokenizer};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{ApiKey, EngineMetrics};
+use crate::{ApiKey, EngineMetrics, Tls};
 
 /// Settings of a server. [`ServerOptions::default`] is right for one person on one machine.
 #[derive(Clone)]
@@ -24,6 +24,8 @@ pub struct ServerOptions {
     /// Origins whose pages may use the server: `loopback` for those of this machine, `*` for all, or one such as
     /// `https://chat.example`.
     pub cors_origins: Vec<String>,
+    /// Speak TLS, and only that.
+    pub tls: Option<Tls>,
     /// Names, besides those of this machine, that requests may be addressed to when the server has no keys and
     /// listens on a loopback address; other servers answer to any name.
     pub allowed_hosts: Vec<String>,
@@ -71,6 +73,7 @@ impl Default for ServerOptions {
             admin_key: None,
             allow_no_key: false,
             cors_origins: vec!["loopback".to_owned()],
+            tls: None,
             allowed_hosts: Vec::new(),
             max_connections: 1024,
             body_limit_bytes: 32 << 20,

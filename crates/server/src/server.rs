@@ -20,6 +20,7 @@ use crate::keys::ApiKey;
 use crate::options::{ServerOptions, TextModel};
 use crate::router::router;
 use crate::status;
+use crate::tls::Tls;
 use crate::watchdog;
 
 /// How often metrics are tidied up.
@@ -132,6 +133,7 @@ impl Server {
         let acceptor = Acceptor {
             listener,
             router: router(Arc::clone(&app)),
+            tls: app.options.tls.clone(),
             limits: limits(&app.options),
             room: Arc::new(Semaphore::new(connection_limit(app.options.max_connections))),
             draining,
@@ -208,6 +210,7 @@ fn open_files_limit(limits: &str) -> Option<usize> {
 struct Acceptor {
     listener: TcpListener,
     router: Router,
+    tls: Option<Tls>,
     limits: Limits,
     /// A permit for each connection that may still be opened.
     room: Arc<Semaphore>,
@@ -242,7 +245,8 @@ impl Acceptor {
     }
 
     fn spawn(&self, stream: TcpStream, permit: OwnedSemaphorePermit, connections: &mut JoinSet<()>) {
-        let serving = connection::serve(stream, self.router.clone(), self.limits, self.draining.clone());
+        let tls = self.tls.as_ref().map(Tls::acceptor);
+        let serving = connection::serve(stream, tls, self.router.clone(), self.limits, self.draining.clone());
         connections.spawn(async move {
             serving.await;
             drop(permit);

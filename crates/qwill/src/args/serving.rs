@@ -34,6 +34,12 @@ pub(crate) struct ListenArgs {
     /// Listen on an address that others can reach although no key is set
     #[arg(long, env = env::ALLOW_NO_KEY, help_heading = "Server")]
     pub(crate) allow_no_key: bool,
+    /// Certificates as PEM, the server's own first: the server speaks TLS then. SIGHUP reads both files again
+    #[arg(long, value_name = "FILE", requires = "tls_key", env = env::TLS_CERT, help_heading = "Server")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key of the certificate as PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert", env = env::TLS_KEY, help_heading = "Server")]
+    pub(crate) tls_key: Option<PathBuf>,
     /// Whose web pages may use the server: `loopback` for those of this machine, `*` for all, `none`, or origins such
     /// as `https://chat.example`, separated by commas
     #[arg(long, value_name = "ORIGINS", default_value = "loopback", env = env::CORS_ORIGINS, value_delimiter = ',')]

@@ -2,6 +2,8 @@
 
 mod check;
 mod keys;
+mod reload;
+mod tls;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{ListenArgs, LogFormat, SamplingArgs, ServeArgs};
 use crate::launch::{self, Launch, Serving};
+use crate::screen::Access;
 use crate::supervisor::State;
 use crate::{logging, screen, settings, supervisor};
 
@@ -46,6 +49,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     launch::check_address(bind)?;
     let api_keys = keys::of(&arguments.listen)?;
     keys::check_openness(bind, &api_keys, &arguments.listen)?;
+    let tls = tls::of(&arguments.listen)?;
 
     let launch = prepare(arguments)?;
     let with_screen = arguments.log.log_format == LogFormat::Text;
@@ -68,6 +72,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
         strict_params: arguments.listen.strict_params,
         chat_template_kwargs: launch.source.origin.template_arguments(arguments.listen.thinking),
         api_keys,
+        tls,
         admin_key: arguments.listen.admin_key.clone(),
         allow_no_key: arguments.listen.allow_no_key,
         cors_origins: cors_origins(&arguments.listen),
@@ -89,13 +94,13 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
     })?;
     let allocated_bytes = gauge.as_ref().map(CudaGauge::allocated_bytes);
     let taken_bytes = gauge.and_then(|gauge| taken_as_planned(&gauge, planned_bytes));
-    let announce = |address: SocketAddr, with_key: bool| {
+    let announce = |address: SocketAddr, access: Access| {
         let elapsed_s = started.elapsed().as_secs_f64();
         if with_screen {
-            print!("{}", screen::ready(address, elapsed_s, taken_bytes, with_key));
+            print!("{}", screen::ready(address, elapsed_s, taken_bytes, access));
         } else {
             tracing::info!(
-                url = format!("http://{address}"),
+                url = format!("{}://{address}", access.scheme()),
                 elapsed_s,
                 allocated_bytes,
                 taken_bytes,
@@ -166,19 +171,18 @@ fn serve(
     engine: qwill_contract::EngineHandle,
     text: TextModel,
     listen: &ListenArgs,
-    announce: impl FnOnce(SocketAddr, bool),
+    announce: impl FnOnce(SocketAddr, Access),
 ) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the async runtime")?;
     runtime.block_on(async {
-        let with_key = !options.api_keys.is_empty();
+        let access = Access { with_key: !options.api_keys.is_empty(), with_tls: options.tls.is_some() };
+        let tls = options.tls.clone();
         // Signals are caught before the address is announced: whoever reads it may send one at once.
         let shutdown = shutdown()?;
         let server = Server::bind(options, engine, text).await?;
-        if listen.api_keys_file.is_some() {
-            keys::reload_on_hangup(server.key_ring(), listen.clone())?;
-        }
-        announce(server.local_addr(), with_key);
+        reload::on_hangup(server.key_ring(), tls, listen.clone())?;
+        announce(server.local_addr(), access);
         server.run(shutdown).await?;
         Ok(())
     })

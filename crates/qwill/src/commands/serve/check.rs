@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use anyhow::{Error, Result};
 use serde_json::{Value, json};
 
-use super::keys;
+use super::{keys, tls};
 use crate::args::ServeArgs;
 use crate::failure::{self, Hinted};
 use crate::launch::{self, Launch};
@@ -55,6 +55,11 @@ fn examine(arguments: &ServeArgs) -> Report {
         Err(error) => problem("port", &error),
     });
     findings.push(keys_of(arguments, bind));
+    findings.push(match tls::of(&arguments.listen) {
+        Ok(None) => Finding::ok("TLS", "none"),
+        Ok(Some(_)) => Finding::ok("TLS", "certificate and key can be used"),
+        Err(error) => problem("TLS", &error),
+    });
     match super::prepare(arguments) {
         Ok(launch) => findings.extend(of_the_model(&launch)),
         Err(error) => findings.push(problem("model", &error)),

@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use qwill_server::{ApiKey, KeyRing};
-use tokio::signal::unix::{SignalKind, signal};
+use qwill_server::ApiKey;
 
 use crate::args::ListenArgs;
 use crate::failure::Hinted;
@@ -52,21 +51,6 @@ fn in_file(path: &Path) -> Result<Vec<ApiKey>> {
         return Err(Hinted::error(format!("{}: there is no key in it", what()), hint));
     }
     Ok(keys)
-}
-
-/// Reads the file again whenever the process is told to. A file that is wrong changes nothing.
-pub(super) fn reload_on_hangup(ring: KeyRing, arguments: ListenArgs) -> Result<()> {
-    let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
-    tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            let replaced = of(&arguments).and_then(|keys| Ok(ring.replace(&keys).map(|()| keys.len())?));
-            match replaced {
-                Ok(keys) => tracing::info!(keys, "the keys were read again"),
-                Err(error) => tracing::error!("the keys stay as they were: {error:#}"),
-            }
-        }
-    });
-    Ok(())
 }
 
 #[cfg(test)]
