@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use qwill_device::sample::ScoreRow;
 use qwill_device::{Batch, Device, DeviceError, SampleRow, Sampled};
@@ -23,20 +24,30 @@ enum Kind {
     Once,
     /// This step and all later ones fail.
     Lost,
+    /// This step takes [`HANG`] longer.
+    Hang,
     /// The model's thread panics.
     Panic,
     /// The device itself is broken by a kernel that reads from a wrong address; nothing happens without a GPU.
     Trap,
 }
 
-const KINDS: [(&str, Kind); 4] =
-    [("once", Kind::Once), ("lost", Kind::Lost), ("panic", Kind::Panic), ("trap", Kind::Trap)];
+const KINDS: [(&str, Kind); 5] = [
+    ("once", Kind::Once),
+    ("lost", Kind::Lost),
+    ("hang", Kind::Hang),
+    ("panic", Kind::Panic),
+    ("trap", Kind::Trap),
+];
+
+/// Long enough to be noticed, short enough to be survived.
+const HANG: Duration = Duration::from_secs(8);
 
 impl FromStr for Fault {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "write once, lost, panic or trap, a colon and the number of a step".to_owned();
+        let wrong = || "write once, lost, hang, panic or trap, a colon and the number of a step".to_owned();
         let (name, step) = text.split_once(':').ok_or_else(wrong)?;
         let (_, kind) = KINDS.iter().find(|(kind, _)| *kind == name).ok_or_else(wrong)?;
         Ok(Self { kind: *kind, step: step.parse().map_err(|_| wrong())? })
@@ -80,6 +91,10 @@ impl<D: Device> Faulty<D> {
         match self.fault.kind {
             Kind::Once if hit => failed(),
             Kind::Lost if step >= self.fault.step => failed(),
+            Kind::Hang if hit => {
+                std::thread::sleep(HANG);
+                Ok(())
+            }
             Kind::Panic if hit => panic!("--fault {}", self.fault),
             Kind::Trap if hit => Ok((self.break_device)(self.model.device())?),
             _ => Ok(()),

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use qwill_contract::{EngineFacts, EngineHandle};
@@ -144,10 +144,18 @@ impl App {
         if self.is_draining() {
             return Err(ApiError::draining());
         }
-        if let Some(ending) = &*self.ending.borrow() {
-            return Err(ending.error());
+        let ending = self.ending.borrow().clone();
+        match ending {
+            // The engine may go on before the watchdog looks again.
+            Some(Ending::Stalled(_)) if !self.is_stalled() => self.go_on(),
+            Some(ending) => return Err(ending.error()),
+            None => {}
         }
         ApiError::not_ready(&self.engine.load().state()).map_or(Ok(()), Err)
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.watchdog.stalled(&self.engine.load().snapshot(), Instant::now()).is_some()
     }
 
     pub(crate) fn is_draining(&self) -> bool {

@@ -57,6 +57,7 @@ impl Metrics {
             &recorder,
             || {
                 describe();
+                counter!("qwill_stalls_total").absolute(0);
                 let model = facts.model_names.first().cloned().unwrap_or_default();
                 let version = env!("CARGO_PKG_VERSION");
                 gauge!("qwill_build_info", "version" => version, "model" => model, "numerics" => facts.numerics.clone())

@@ -146,7 +146,7 @@ pub(crate) struct ServeArgs {
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
-    /// Let the device fail on purpose, for tests: once, lost, panic or trap, a colon and the number of the step
+    /// Let the device fail on purpose, for tests: once, lost, hang, panic or trap, a colon and the number of the step
     #[arg(long, hide = true, help_heading = "Tests")]
     pub(crate) fault: Option<Fault>,
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
 mod bench;
+mod board;
 mod browser;
 mod chat;
 mod deploy;
@@ -12,6 +13,7 @@ mod faults;
 mod gpu;
 mod harness;
 mod launch;
+mod operations;
 mod page;
 mod plan;
 mod scale_out;

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Bench, CHAT, COMPLETIONS, Reply, one_by_one, plain_chat, tokens};
 use crate::engine;
+use crate::logging::capture;
 
 fn keyed(file: &str) -> Bench {
     let options = ServerOptions {
@@ -47,6 +48,20 @@ async fn requests_and_tokens_are_counted_by_name_and_no_key_is_shown() {
         assert!(text.contains(&line), "{line} in\n{text}");
     }
     assert!(!text.contains("sk-"), "{text}");
+}
+
+#[tokio::test]
+async fn the_log_names_the_holder_and_no_key() {
+    let (lines, _guard) = capture();
+    let bench = keyed("alice sk-alice\n");
+    ask(&bench, "sk-alice", CHAT, plain_chat()).await;
+    ask(&bench, "sk-wrong", CHAT, plain_chat()).await;
+    ask(&bench, "sk-alice", "/flush_cache", json!({})).await;
+    ask(&bench, "sk-root", "/abort_request", json!({"abort_all": true})).await;
+    let logged = lines.take();
+    assert_eq!(logged[0]["key"], "alice", "{logged:?}");
+    assert!(logged.iter().any(|line| line["by"] == "admin"), "{logged:?}");
+    assert!(logged.iter().all(|line| !line.to_string().contains("sk-")), "{logged:?}");
 }
 
 #[tokio::test]
