@@ -262,6 +262,10 @@ impl Form {
             let message = "other grammars are still being compiled: try again";
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("busy").retry()
         };
+        // Sorting the vocabulary, once for a server, is no fault of the grammar.
+        let grammars = Arc::clone(&app.grammars);
+        let prepared = tokio::task::spawn_blocking(move || grammars.prepare()).await;
+        prepared.map_err(|error| ApiError::internal(format!("preparing grammars failed: {error}")))?;
         let permit = tokio::time::timeout(COMPILE_TIMEOUT, Arc::clone(&app.compiling).acquire_owned()).await;
         let permit = permit.map_err(|_| busy())?.map_err(|error| ApiError::internal(error.to_string()))?;
         let grammars = Arc::clone(&app.grammars);
