@@ -175,13 +175,16 @@ impl App {
 
     /// What stood still moves again. A shutdown stays one.
     pub(crate) fn go_on(&self) {
-        self.ending.send_if_modified(|ending| {
+        let went_on = self.ending.send_if_modified(|ending| {
             let stalled = matches!(ending, Some(Ending::Stalled(_)));
             if stalled {
                 *ending = None;
             }
             stalled
         });
+        if went_on {
+            tracing::warn!("the engine goes on: requests are taken again");
+        }
     }
 
     /// Whether everything that runs has been ended, and nothing new is taken.

@@ -58,10 +58,7 @@ pub(crate) async fn watch(app: Arc<App>) {
                     app.end_all(Ending::Stalled(silence));
                 }
             }
-            None if stuck => {
-                tracing::warn!("the engine goes on: requests are taken again");
-                app.go_on();
-            }
+            None if stuck => app.go_on(),
             _ => {}
         }
         stuck = silence.is_some();
