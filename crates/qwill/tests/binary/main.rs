@@ -22,3 +22,4 @@ mod settings;
 mod signals;
 mod soak;
 mod speculation;
+mod tools;
