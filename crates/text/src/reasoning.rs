@@ -97,11 +97,11 @@ impl ReasoningParser {
         match self.state {
             State::Start => self.step_start(),
             State::AfterOpen => {
-                if let Some(rest) = self.held.strip_prefix('\n') {
-                    self.held = rest.to_owned();
-                }
                 let decided = !self.held.is_empty();
                 if decided {
+                    if self.held.starts_with('\n') {
+                        self.held.drain(..1);
+                    }
                     self.state = State::Reasoning;
                 }
                 decided
@@ -233,6 +233,7 @@ mod tests {
             ("\n", "", ""),
             ("<think>\n", "", ""),
             ("<think>\n</think>x", "", "x"),
+            ("<think>\n\nhm</think>x", "\nhm", "x"),
             ("hm</think>\n<tool_call>\n", "hm", "<tool_call>\n"),
         ];
         let lines = "\n".repeat(65);
@@ -240,6 +241,11 @@ mod tests {
         for (output, reasoning, content) in cases {
             assert_eq!(run(true, [output]), (reasoning.into(), content.into()), "{output:?}");
         }
+    }
+
+    #[test]
+    fn one_newline_goes_after_a_repeated_opening() {
+        assert_eq!(run(true, ["<think>", "\n", "\n", "hm</think>x"]), ("\nhm".into(), "x".into()));
     }
 
     #[test]
