@@ -22,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::options::{ServerOptions, TextModel};
 use crate::queue_pace::QueuePace;
 use crate::recent::{History, RecentErrors};
+use crate::responses::ResponseStore;
 use crate::types::unix_seconds;
 use crate::watchdog::Watchdog;
 
@@ -63,6 +64,7 @@ pub(crate) struct App {
     pub(crate) queue_pace: QueuePace,
     pub(crate) history: History,
     pub(crate) recent_errors: Arc<RecentErrors>,
+    pub(crate) responses: ResponseStore,
     /// Bounds how many prompts are rendered and tokenised at once.
     pub(crate) preparing: Arc<Semaphore>,
     pub(crate) grammars: Arc<Grammars>,
@@ -98,6 +100,7 @@ impl App {
             queue_pace: QueuePace::default(),
             history: History::default(),
             recent_errors: Arc::default(),
+            responses: ResponseStore::new(options.stored_responses, options.stored_responses_bytes),
             preparing: Arc::new(Semaphore::new(processors)),
             grammars: Arc::new(grammars),
             compiling: Arc::new(Semaphore::new(processors.div_ceil(2))),
@@ -128,8 +131,16 @@ impl App {
     /// The model name to answer with.
     pub(crate) fn check_model(&self, asked: Option<String>) -> Result<String, ApiError> {
         let Some(asked) = asked else { return Ok(self.model_name().to_owned()) };
-        if self.facts().model_names.contains(&asked) {
-            return Ok(asked);
+        if !self.options.lenient_model_names.allow(&asked) {
+            self.check_own_model(&asked)?;
+        }
+        Ok(asked)
+    }
+
+    /// An error unless it is a name of this server's model.
+    pub(crate) fn check_own_model(&self, asked: &str) -> Result<(), ApiError> {
+        if self.facts().model_names.iter().any(|name| name == asked) {
+            return Ok(());
         }
         let names = self.facts().model_names.join("`, `");
         let shown: String = asked.chars().take(80).collect();

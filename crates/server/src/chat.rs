@@ -12,7 +12,8 @@ use crate::known;
 use crate::logprobs::ChatLogprobs;
 use crate::messages::take_messages;
 use crate::params::{Params, take_params, take_top_logprobs};
-use crate::prompt::{Conversation, Prompt, encode_chat, fit, take_template_kwargs};
+use crate::prompt::{Conversation, Prompt, prepare_chat, take_ending, take_template_kwargs};
+use crate::render::Converses;
 use crate::sse::Events;
 use crate::tools::take_tools;
 use crate::types::chat::{
@@ -32,7 +33,7 @@ impl Endpoint for ChatRequest {
     const ID_PREFIX: &'static str = "chatcmpl-";
     type Answer = ChatAnswer;
 
-    fn parse(app: &Arc<App>, fields: Fields) -> Result<Self, ApiError> {
+    fn parse(app: &Arc<App>, _caller: &str, fields: Fields) -> Result<Self, ApiError> {
         parse(app, fields)
     }
 
@@ -45,12 +46,7 @@ impl Endpoint for ChatRequest {
     }
 
     async fn prompts(&mut self, app: &Arc<App>) -> Result<Vec<Prompt>, ApiError> {
-        let conversation = std::mem::take(&mut self.conversation);
-        let lead = conversation.lead.clone();
-        let (ids, opens_reasoning) = encode_chat(app, conversation).await?;
-        let fallback = app.options.defaults.max_tokens;
-        let prompt = fit(app, "messages", ids, opens_reasoning, &self.params, fallback)?;
-        Ok(vec![Prompt { lead, ..prompt }])
+        prepare_chat(app, "messages", std::mem::take(&mut self.conversation), &self.params).await
     }
 
     fn answer(self, app: &Arc<App>, id: String, prompts: Vec<Prompt>) -> ChatAnswer {
@@ -61,16 +57,22 @@ impl Endpoint for ChatRequest {
     }
 }
 
+impl Converses for ChatRequest {
+    fn into_conversation(self) -> Conversation {
+        self.conversation
+    }
+}
+
 fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
     let asked = fields.string("model")?;
     let model = app.check_model(asked)?;
     let messages = take_messages(app, &mut fields)?;
     let tools = take_tools(&mut fields)?;
     let kwargs = take_template_kwargs(app, &mut fields)?;
-    let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
+    let ending = take_ending(&mut fields, &messages)?;
     let mut params = take_params(app, &mut fields)?;
     if params.max_tokens == Some(0) {
-        return Err(ApiError::value("max_tokens", "at least 1 in a chat", &0.into()));
+        return Err(ApiError::value(&params.max_tokens_path, "at least 1 in a chat", &0.into()));
     }
     let wanted = fields.boolean("logprobs")?.unwrap_or(false);
     let top = take_top_logprobs(&mut fields, "top_logprobs")?;
@@ -84,13 +86,7 @@ fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
         return Err(ApiError::field("echo", message).with_code("unsupported_parameter"));
     }
     known::settle(app, &fields)?;
-    let lead = tools.lead(app.tool_style());
-    if lead.is_some() && !add_generation_prompt {
-        let message = "`add_generation_prompt` must be true where `tool_choice` asks for a call, got false";
-        return Err(ApiError::field("add_generation_prompt", message).with_code("invalid_value"));
-    }
-    let conversation =
-        Conversation { messages, tools: tools.definitions(), add_generation_prompt, lead, kwargs };
+    let conversation = Conversation::new(app, messages, ending, &tools, kwargs)?;
     params.tools = Arc::new(tools);
     Ok(ChatRequest { model, conversation, params })
 }
@@ -198,7 +194,7 @@ impl Answer for ChatAnswer {
 
     fn update(&mut self, _generation: &Generation, update: Update, events: &mut Events) {
         match update {
-            Update::PromptLogprobs { .. } => {}
+            Update::Started { .. } | Update::PromptLogprobs { .. } => {}
             Update::Delta { index, delta } => {
                 self.begin_choice(index, events);
                 if delta.has_text() || self.params.tells_tokens() {
@@ -227,7 +223,7 @@ impl Answer for ChatAnswer {
             (0..generation.choice_count()).map(|_| (Delta::default(), None)).collect();
         while let Some(update) = generation.next().await {
             match update? {
-                Update::PromptLogprobs { .. } => {}
+                Update::Started { .. } | Update::PromptLogprobs { .. } => {}
                 Update::Delta { index, delta } => answers[index].0.append(delta),
                 Update::Finished { index, finish } => answers[index].1 = Some(self.finish_name(finish)),
             }

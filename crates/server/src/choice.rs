@@ -16,6 +16,8 @@ pub(crate) struct AnswerToken {
     pub(crate) id: u32,
     /// Where its text begins, in characters of the generated text.
     pub(crate) offset_chars: usize,
+    /// Whether it is part of the thinking, its end included.
+    pub(crate) thinking: bool,
     pub(crate) logprobs: Option<TokenLogprobs>,
 }
 
@@ -119,6 +121,7 @@ pub(crate) struct Choice {
     detokenizer: Detokenizer,
     parser: AnswerParser,
     stop: StopMatcher,
+    stop_strings: Vec<String>,
     calls: CallRules,
     /// How many calls have begun.
     call_count: usize,
@@ -130,6 +133,8 @@ pub(crate) struct Choice {
     pub(crate) generated_tokens: usize,
     pub(crate) reasoning_tokens: usize,
     pub(crate) finish: Option<Finish>,
+    /// The stop string that ended the answer.
+    pub(crate) matched_stop: Option<String>,
 }
 
 impl Choice {
@@ -145,6 +150,7 @@ impl Choice {
             detokenizer: Detokenizer::new(Arc::clone(tokenizer), rules.skip_special),
             parser: AnswerParser::new(prompt.opens_reasoning, calls.offered.clone()),
             stop: StopMatcher::new(rules.stop.clone(), rules.include_stop),
+            stop_strings: rules.stop.clone(),
             calls,
             call_count: 0,
             lead: Delta::default(),
@@ -154,6 +160,7 @@ impl Choice {
             generated_tokens: 0,
             reasoning_tokens: 0,
             finish: None,
+            matched_stop: None,
         };
         if let Some(lead) = &prompt.lead {
             let pieces = choice.parser.push(lead);
@@ -196,8 +203,9 @@ impl Choice {
     fn push_token(&mut self, token: TokenOut, delta: &mut Delta) {
         let TokenOut { id, logprobs } = token;
         self.generated_tokens += 1;
-        self.reasoning_tokens += usize::from(self.parser.is_thinking());
-        delta.tokens.push(AnswerToken { id, offset_chars: self.generated_chars, logprobs });
+        let thinking = self.parser.is_thinking();
+        self.reasoning_tokens += usize::from(thinking);
+        delta.tokens.push(AnswerToken { id, offset_chars: self.generated_chars, thinking, logprobs });
         if self.ending_tokens.contains(&id) && !self.show_ending {
             return;
         }
@@ -214,7 +222,8 @@ impl Choice {
                 Piece::Content(text) => {
                     let outcome = self.stop.push(&text);
                     delta.content.push_str(&outcome.text);
-                    if outcome.matched.is_some() {
+                    if let Some(matched) = outcome.matched {
+                        self.matched_stop = self.stop_strings.get(matched).cloned();
                         self.finish = Some(self.with_calls(Finish::Stop));
                         return;
                     }

@@ -46,7 +46,7 @@ impl Endpoint for CompletionRequest {
     const ID_PREFIX: &'static str = "cmpl-";
     type Answer = CompletionAnswer;
 
-    fn parse(app: &Arc<App>, fields: Fields) -> Result<Self, ApiError> {
+    fn parse(app: &Arc<App>, _caller: &str, fields: Fields) -> Result<Self, ApiError> {
         parse(app, fields)
     }
 
@@ -87,7 +87,7 @@ fn parse(app: &App, mut fields: Fields) -> Result<CompletionRequest, ApiError> {
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let mut params = take_params(app, &mut fields)?;
     if params.max_tokens == Some(0) && !echo {
-        return Err(ApiError::value("max_tokens", "at least 1 without `echo`", &0.into()));
+        return Err(ApiError::value(&params.max_tokens_path, "at least 1 without `echo`", &0.into()));
     }
     params.sampling.logprobs = take_top_logprobs(&mut fields, "logprobs")?;
     params.prompt_logprobs = params.sampling.logprobs.filter(|_| echo);
@@ -223,6 +223,7 @@ impl Answer for CompletionAnswer {
 
     fn update(&mut self, generation: &Generation, update: Update, events: &mut Events) {
         match update {
+            Update::Started { .. } => {}
             Update::PromptLogprobs { prompt, tokens } => self.prompt_logprobs[prompt] = tokens,
             Update::Delta { index, delta } => {
                 let prompt = generation.prompt_of(index);
@@ -254,6 +255,7 @@ impl Answer for CompletionAnswer {
             (0..generation.choice_count()).map(|_| None).collect();
         while let Some(update) = generation.next().await {
             match update? {
+                Update::Started { .. } => {}
                 Update::PromptLogprobs { prompt, tokens } => self.prompt_logprobs[prompt] = tokens,
                 Update::Delta { index, delta } => {
                     let prompt = generation.prompt_of(index);

@@ -21,7 +21,7 @@ use crate::log::Record;
 use crate::params::Params;
 use crate::prompt::Prompt;
 use crate::random::random_id;
-use crate::sse::{self, Events};
+use crate::sse::{self, Events, KeepAliveForm};
 
 /// A request of one endpoint, read and checked.
 pub(crate) trait Endpoint: Sized + Send {
@@ -31,8 +31,8 @@ pub(crate) trait Endpoint: Sized + Send {
     const ID_PREFIX: &'static str;
     type Answer: Answer;
 
-    /// Takes the request out of a body.
-    fn parse(app: &Arc<App>, fields: Fields) -> Result<Self, ApiError>;
+    /// Takes the request of `caller`, a holder of a key, out of a body.
+    fn parse(app: &Arc<App>, caller: &str, fields: Fields) -> Result<Self, ApiError>;
     /// The model's name, as the client calls it.
     fn model(&self) -> &str;
     fn params(&self) -> &Params;
@@ -57,6 +57,10 @@ pub(crate) trait Answer: Send + 'static {
         events.data(&error.body());
         events.done();
     }
+    /// What a stream sends while there is nothing to say.
+    fn keep_alive() -> KeepAliveForm {
+        KeepAliveForm::Comment
+    }
     /// The whole answer in one body.
     fn collect(self, generation: Generation) -> impl Future<Output = Result<Self::Body, ApiError>> + Send;
 }
@@ -68,8 +72,9 @@ pub(crate) async fn handle<E: Endpoint>(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
+    let caller = Arc::clone(&origin.caller);
     let record = Record::new(&app, E::PATH, origin);
-    match answer::<E>(&app, &record, &headers, body).await {
+    match answer::<E>(&app, &caller.name, &record, &headers, body).await {
         Ok(response) => response,
         Err(error) => {
             record.fail(&error);
@@ -80,12 +85,13 @@ pub(crate) async fn handle<E: Endpoint>(
 
 async fn answer<E: Endpoint>(
     app: &Arc<App>,
+    caller: &str,
     record: &Arc<Record>,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
     let fields = read_object(&app.options, headers, body).await?;
-    let mut request = E::parse(app, Fields::new(fields))?;
+    let mut request = E::parse(app, caller, Fields::new(fields))?;
     {
         let mut facts = record.facts();
         request.model().clone_into(&mut facts.model);

@@ -9,24 +9,42 @@ pub(crate) struct Fields {
     map: Map<String, Value>,
     /// Where the object is, as `messages[2].`; empty for the body itself.
     prefix: String,
+    /// Fields that stand elsewhere in the client's body than where they are read, with their paths there.
+    moved: Vec<(&'static str, String)>,
 }
 
 impl Fields {
     pub(crate) fn new(map: Map<String, Value>) -> Self {
-        Self { map, prefix: String::new() }
+        Self { map, prefix: String::new(), moved: Vec::new() }
     }
 
     /// The object `value` found at `path`.
     pub(crate) fn nested(path: &str, value: Value) -> Result<Self, ApiError> {
         match value {
-            Value::Object(map) => Ok(Self { map, prefix: format!("{path}.") }),
+            Value::Object(map) => Ok(Self { map, prefix: format!("{path}."), moved: Vec::new() }),
             other => Err(ApiError::value(path, "an object", &other)),
         }
     }
 
-    /// Full path of the field `name`.
+    /// Full path of the field `name`, as the client spells it.
     pub(crate) fn path(&self, name: &str) -> String {
-        format!("{}{name}", self.prefix)
+        match self.moved.iter().find(|(ours, _)| *ours == name) {
+            Some((_, path)) => path.clone(),
+            None => format!("{}{name}", self.prefix),
+        }
+    }
+
+    /// Lets the field that an API calls `theirs` be read as `ours`.
+    pub(crate) fn rename(&mut self, theirs: &str, ours: &'static str) {
+        if let Some(value) = self.take(theirs) {
+            self.put(ours, self.path(theirs), value);
+        }
+    }
+
+    /// Lets a value that stands at `path` of the body be read as the field `ours`.
+    pub(crate) fn put(&mut self, ours: &'static str, path: String, value: Value) {
+        self.map.insert(ours.to_owned(), value);
+        self.moved.push((ours, path));
     }
 
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
@@ -34,6 +52,11 @@ impl Fields {
         asked::note(&self.path(name));
         // What is left is only listed, so its order does not matter.
         self.map.swap_remove(name).filter(|value| !value.is_null())
+    }
+
+    /// A field that is left where it is.
+    pub(crate) fn peek(&self, name: &str) -> Option<&Value> {
+        self.map.get(name)
     }
 
     /// Whether the field is there, even as `null`.
@@ -175,6 +198,18 @@ mod tests {
         assert_eq!(fields.boolean("a").unwrap(), None);
         assert_eq!(fields.string("b").unwrap(), None);
         assert_eq!(fields.rest().count(), 0);
+    }
+
+    #[test]
+    fn moved_fields_keep_their_names() {
+        let mut fields = fields(json!({"stop_sequences": 7, "text": {"format": 1}}));
+        fields.rename("stop_sequences", "stop");
+        fields.rename("absent", "seed");
+        let error = fields.list("stop").unwrap_err();
+        assert_eq!(error.message, "`stop_sequences` must be a list, got 7");
+        fields.put("response_format", "text.format".into(), json!(1));
+        assert_eq!(fields.object("response_format").unwrap_err().param.as_deref(), Some("text.format"));
+        assert_eq!(fields.path("seed"), "seed");
     }
 
     #[test]

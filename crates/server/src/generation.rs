@@ -28,6 +28,8 @@ use crate::types::{CompletionDetails, PromptDetails, Usage};
 /// News of a generation. `index` counts the choices of all prompts: prompt by prompt, `n` each.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Update {
+    /// Once for each prompt: the engine begins with it.
+    Started { prompt: usize },
     /// Once for each prompt that asked, before its first text.
     PromptLogprobs { prompt: usize, tokens: Vec<PromptToken> },
     /// Text or tokens of a choice.
@@ -198,6 +200,11 @@ impl Generation {
         }
     }
 
+    /// The stop string that ended a choice.
+    pub(crate) fn matched_stop(&self, index: usize) -> Option<&str> {
+        self.choices.get(index)?.choice.matched_stop.as_deref()
+    }
+
     pub(crate) fn choice_count(&self) -> usize {
         self.choices.len()
     }
@@ -219,6 +226,7 @@ impl Generation {
                 }
                 let waiting = self.app.engine.load().waiting.load(Ordering::Relaxed);
                 self.app.queue_pace.note_start(Instant::now(), waiting);
+                self.updates.push_back(Update::Started { prompt });
             }
             Event::Progress { .. } => {}
             Event::PromptLogprobs(tokens) => {

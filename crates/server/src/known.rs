@@ -17,6 +17,13 @@ pub(crate) const IGNORED: &[&str] = &[
     "safety_identifier",
     "verbosity",
     "client_metadata",
+    "max_tool_calls",
+    "context_management",
+    "cache_control",
+    "betas",
+    "inference_geo",
+    "speed",
+    "diagnostics",
     "cache_prompt",
     // Nothing is added to or between tokens with this family's tokenizers.
     "add_special_tokens",
@@ -46,7 +53,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("early_stopping", &["false"]),
     ("prompt_logprobs", &[]),
     ("truncate_prompt_tokens", &[]),
-    ("continue_final_message", &["false"]),
     ("chat_template", &[]),
     ("documents", &["[]"]),
     ("mm_processor_kwargs", &["{}"]),
@@ -65,6 +71,9 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("lora_request", &[]),
     ("kv_transfer_params", &[]),
     ("background", &["false"]),
+    ("conversation", &[]),
+    ("container", &[]),
+    ("mcp_servers", &["[]"]),
 ];
 
 /// Settles the fields that the endpoint did not take. Call it last.
@@ -93,6 +102,19 @@ fn check_neutral(path: String, value: &Value, neutral: &[&str]) -> Result<(), Ap
     let rule = format!("`{path}` is not supported yet by this server: {hint}");
     let message = format!("{rule}, got {shown}");
     Err(ApiError::field(path, message).with_code("unsupported_parameter").logged_as(rule))
+}
+
+/// A path without positions: one warning for a field, not one for each message.
+pub(crate) fn without_positions(path: &str) -> String {
+    path.replace(|c: char| c.is_ascii_digit(), "")
+}
+
+/// A kind of tool that only other servers can carry out: it is left out, with one warning.
+pub(crate) fn ignored_tool(app: &App, kind: &str) {
+    let kind: String = kind.chars().take(64).collect();
+    if app.first_warning(&format!("tools of type {kind}")) {
+        tracing::warn!(kind, "tools of a type that is not a function are left out (this is said once)");
+    }
 }
 
 /// A field that nothing is known of: a warning, once for each name, or a refusal.

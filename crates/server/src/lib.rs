@@ -6,10 +6,9 @@
 //! that names the field.
 //!
 //! # Endpoints
-//! `POST /v1/chat/completions`, `POST /v1/completions`, `GET /v1/models[/{id}]`, `POST /tokenize`,
-//! `POST /detokenize`, health, metrics, facts in the words of other servers, the chat page at `/` and the status page at
-//! `/status`;
-//! `GET /openapi.json` describes them all.
+//! `POST /v1/chat/completions`, `POST /v1/completions`, `POST /v1/responses`, `POST /v1/messages`, what counts and renders
+//! their prompts, `GET /v1/models[/{id}]`, `POST /tokenize`, `POST /detokenize`, health, metrics, facts in the words of
+//! other servers, the chat page at `/` and the status page at `/status`; `GET /openapi.json` describes them.
 //!
 //! # What is particular
 //! * Absent `max_tokens` means what fits in the context for chats, and 16 for `/v1/completions`, as `OpenAI`
@@ -34,6 +33,7 @@
 mod accounts;
 mod admin;
 mod aliases;
+mod anthropic;
 mod app;
 mod auth;
 mod body;
@@ -63,11 +63,14 @@ mod openapi;
 mod options;
 mod page;
 mod params;
+mod parts;
 mod prompt;
 mod queue_pace;
 mod random;
 mod recent;
+mod render;
 mod request_id;
+mod responses;
 mod router;
 mod server;
 mod sse;
@@ -83,6 +86,6 @@ pub use engine_metrics::EngineMetrics;
 pub use error::ServerError;
 pub use keys::{ApiKey, KeyFileError, RateLimits};
 pub use openapi::document as openapi_document;
-pub use options::{MemoryPart, SamplingDefaults, ServerOptions, TextModel};
+pub use options::{LenientModelNames, MemoryPart, SamplingDefaults, ServerOptions, TextModel};
 pub use server::{KeyRing, Server};
 pub use tls::Tls;

@@ -65,8 +65,7 @@ fn settle(app: &App, fields: &Fields) -> Result<(), ApiError> {
     let is_empty = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
     for (name, value) in fields.rest() {
         if !IGNORED.contains(&name) && !is_empty(value) {
-            // Positions are left out: one warning for a field, not one for each message.
-            known::unknown(app, &fields.path(name).replace(|c: char| c.is_ascii_digit(), ""))?;
+            known::unknown(app, &known::without_positions(&fields.path(name)))?;
         }
     }
     Ok(())
@@ -163,7 +162,7 @@ fn check_function(app: &App, path: &str, function: Value) -> Result<Value, ApiEr
 }
 
 /// Arguments come as a string of JSON; templates want the object, keys in the client's order.
-fn parse_arguments(path: String, arguments: Option<Value>) -> Result<Value, ApiError> {
+pub(crate) fn parse_arguments(path: String, arguments: Option<Value>) -> Result<Value, ApiError> {
     let parsed = match arguments {
         None => return Ok(json!({})),
         Some(Value::String(text)) if text.trim().is_empty() => return Ok(json!({})),

@@ -27,6 +27,9 @@ pub(crate) struct Model {
 pub(crate) struct ModelList {
     object: &'static str,
     data: Vec<Model>,
+    /// A coding agent reads its own descriptions of models here, with the instructions it is to work by. Without one it takes
+    /// what it has built in; without the list it complains.
+    models: [(); 0],
 }
 
 fn model(app: &App, name: &str) -> Model {
@@ -44,7 +47,7 @@ fn model(app: &App, name: &str) -> Model {
 /// All names of the model.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
     let data = app.facts().model_names.iter().map(|name| model(&app, name)).collect();
-    Json(ModelList { object: "list", data })
+    Json(ModelList { object: "list", data, models: [] })
 }
 
 /// One of them; names may contain slashes.
@@ -56,6 +59,6 @@ pub(crate) async fn one(
         let message = "the model's name in the path must be percent-encoded UTF-8";
         ApiError::field("model", message).with_code("invalid_value")
     })?;
-    let name = app.check_model(Some(name))?;
+    app.check_own_model(&name)?;
     Ok(Json(model(&app, &name)))
 }

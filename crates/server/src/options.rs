@@ -57,6 +57,12 @@ pub struct ServerOptions {
     pub max_choices: usize,
     /// Refuse unknown fields instead of warning.
     pub strict_params: bool,
+    /// Names of other models that are answered all the same.
+    pub lenient_model_names: LenientModelNames,
+    /// Responses that are kept for later requests to go on from; those not used for longest make room.
+    pub stored_responses: usize,
+    /// How large they may be together, bytes.
+    pub stored_responses_bytes: usize,
     /// Template arguments for every chat; a request's own come on top.
     pub chat_template_kwargs: Map<String, Value>,
     /// What the engine counts, to be shown in `/metrics` with what the server does.
@@ -88,6 +94,9 @@ impl Default for ServerOptions {
             defaults: SamplingDefaults::default(),
             max_choices: 8,
             strict_params: false,
+            lenient_model_names: LenientModelNames::default(),
+            stored_responses: 1000,
+            stored_responses_bytes: 64 << 20,
             chat_template_kwargs: Map::new(),
             engine_metrics: None,
             memory: Vec::new(),
@@ -104,6 +113,28 @@ pub struct MemoryPart {
     pub name: String,
     /// Exact bytes.
     pub bytes: u64,
+}
+
+/// Names of models that a server answers to besides its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LenientModelNames {
+    /// None: any other name is an error.
+    None,
+    /// Those that coding agents have built in: `claude-…` and `gpt-…`.
+    #[default]
+    Agents,
+    /// Every name.
+    All,
+}
+
+impl LenientModelNames {
+    pub(crate) fn allow(self, name: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::Agents => name.starts_with("claude-") || name.starts_with("gpt-"),
+            Self::All => true,
+        }
+    }
 }
 
 /// Sampling where a request does not say: the model's `generation_config.json`, or flags.

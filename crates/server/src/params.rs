@@ -34,6 +34,8 @@ pub(crate) struct Params {
     pub(crate) max_time: Option<Duration>,
     /// As the client gave it.
     pub(crate) max_tokens: Option<usize>,
+    /// What the client calls it.
+    pub(crate) max_tokens_path: String,
     pub(crate) choices: usize,
     /// See [`qwill_contract::Request::prompt_logprobs`].
     pub(crate) prompt_logprobs: Option<usize>,
@@ -47,6 +49,11 @@ pub(crate) struct Params {
 }
 
 impl Params {
+    /// For APIs whose answers have one choice.
+    pub(crate) fn single(self) -> Result<Self, ApiError> {
+        if self.choices == 1 { Ok(self) } else { Err(ApiError::value("n", "1 here", &self.choices.into())) }
+    }
+
     /// Whether an answer has something to say of each token, even of those without text.
     pub(crate) fn tells_tokens(&self) -> bool {
         self.sampling.logprobs.is_some() || self.output.return_token_ids
@@ -64,7 +71,7 @@ pub(crate) struct OutputRules {
 
 /// Takes the shared parameters out of `fields`; `logprobs` is left to the endpoints, which spell it differently.
 pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiError> {
-    let max_tokens = take_max_tokens(fields)?;
+    let (max_tokens, max_tokens_path) = take_max_tokens(fields)?;
     let sampling = take_sampling(app, fields)?;
     let seed = take_seed(fields)?;
     let cache_salt = take_cache_salt(fields)?;
@@ -74,7 +81,8 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
         && sampling.min_tokens > most
     {
         let least = sampling.min_tokens;
-        let message = format!("`min_tokens` is {least} and must not exceed `max_tokens`, which is {most}");
+        let message =
+            format!("`min_tokens` is {least} and must not exceed `{max_tokens_path}`, which is {most}");
         return Err(ApiError::field("min_tokens", message).with_code("invalid_value"));
     }
     let choices = take_choices(app, fields)?;
@@ -93,6 +101,7 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
         priority,
         max_time,
         max_tokens,
+        max_tokens_path,
         choices,
         prompt_logprobs: None,
         output,
@@ -103,17 +112,20 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
     })
 }
 
-fn take_max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+/// The limit and the name that it was given by.
+fn take_max_tokens(fields: &mut Fields) -> Result<(Option<usize>, String), ApiError> {
+    let (old_path, new_path) = (fields.path("max_tokens"), "max_completion_tokens".to_owned());
     let old = fields.count("max_tokens", 0)?;
     let new = fields.count("max_completion_tokens", 0)?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => {
             let message = format!(
-                "`max_tokens` ({old}) and `max_completion_tokens` ({new}) are the same setting and differ: send one"
+                "`{old_path}` ({old}) and `{new_path}` ({new}) are the same setting and differ: send one"
             );
-            Err(ApiError::field("max_completion_tokens", message).with_code("invalid_value"))
+            Err(ApiError::field(new_path, message).with_code("invalid_value"))
         }
-        (old, new) => Ok(old.or(new)),
+        (None, Some(new)) => Ok((Some(new), new_path)),
+        (old, _) => Ok((old, old_path)),
     }
 }
 
@@ -249,22 +261,23 @@ fn take_choices(app: &App, fields: &mut Fields) -> Result<usize, ApiError> {
 }
 
 fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let path = fields.path("stop");
     let expected = format!("a string or up to {STOP_STRINGS_LIMIT} strings, none of them empty");
     let items = match fields.take("stop") {
         None => return Ok(Vec::new()),
         Some(Value::Array(items)) if items.len() <= STOP_STRINGS_LIMIT => items,
         Some(Value::String(text)) => vec![Value::String(text)],
-        Some(other) => return Err(ApiError::value("stop", &expected, &other)),
+        Some(other) => return Err(ApiError::value(path, &expected, &other)),
     };
     let check = |(index, item)| match item {
         Value::String(text) if !text.is_empty() && text.len() <= STOP_STRING_LIMIT_BYTES => Ok(text),
         Value::String(text) if !text.is_empty() => {
             let bytes = text.len();
             let message =
-                format!("`stop[{index}]` has {bytes} bytes, the limit is {STOP_STRING_LIMIT_BYTES} bytes");
-            Err(ApiError::field(format!("stop[{index}]"), message).with_code("invalid_value"))
+                format!("`{path}[{index}]` has {bytes} bytes, the limit is {STOP_STRING_LIMIT_BYTES} bytes");
+            Err(ApiError::field(format!("{path}[{index}]"), message).with_code("invalid_value"))
         }
-        other => Err(ApiError::value(format!("stop[{index}]"), "a string that is not empty", &other)),
+        other => Err(ApiError::value(format!("{path}[{index}]"), "a string that is not empty", &other)),
     };
     items.into_iter().enumerate().map(check).collect()
 }

@@ -12,6 +12,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::messages::{gather_system, has_late_system};
 use crate::params::Params;
+use crate::tools::ToolSettings;
 
 /// KV is handed out in pages of this many tokens; several choices each round up to whole pages.
 pub(crate) const KV_PAGE_TOKENS: usize = 64;
@@ -35,30 +36,116 @@ pub(crate) struct Prompt {
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
     pub(crate) tools: Option<Vec<Value>>,
-    pub(crate) add_generation_prompt: bool,
+    pub(crate) ending: Ending,
     /// What the answer is to begin with, after thinking that has no words.
     pub(crate) lead: Option<String>,
     pub(crate) kwargs: Map<String, Value>,
 }
 
-/// Token ids of a conversation, and whether its text opens a thinking section.
-pub(crate) async fn encode_chat(app: &App, conversation: Conversation) -> Result<(Vec<u32>, bool), ApiError> {
+impl Conversation {
+    /// A conversation with these tools; a call that they ask for begins a turn of its own.
+    pub(crate) fn new(
+        app: &App,
+        messages: Vec<Value>,
+        ending: Ending,
+        tools: &ToolSettings,
+        kwargs: Map<String, Value>,
+    ) -> Result<Self, ApiError> {
+        let lead = tools.lead(app.tool_style());
+        match ending {
+            Ending::End if lead.is_some() => {
+                let message =
+                    "`add_generation_prompt` must be true where `tool_choice` asks for a call, got false";
+                Err(ApiError::field("add_generation_prompt", message).with_code("invalid_value"))
+            }
+            Ending::Continuation if lead.is_some() => {
+                let message = "`tool_choice` asks for a call, but the last message is the assistant's, which is to go on";
+                Err(ApiError::field("tool_choice", message).with_code("invalid_value"))
+            }
+            _ => Ok(Self { messages, tools: tools.definitions(), ending, lead, kwargs }),
+        }
+    }
+}
+
+/// What follows the last message.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The assistant's turn begins.
+    #[default]
+    Turn,
+    /// The last message, one of the assistant's, goes on.
+    Continuation,
+    /// Nothing.
+    End,
+}
+
+impl Ending {
+    /// The assistant goes on with what it has begun to say, and answers everything else.
+    pub(crate) fn after(messages: &[Value]) -> Self {
+        if messages.last().is_some_and(can_go_on) { Self::Continuation } else { Self::Turn }
+    }
+}
+
+/// `add_generation_prompt` and `continue_final_message`; without either the messages decide.
+pub(crate) fn take_ending(fields: &mut Fields, messages: &[Value]) -> Result<Ending, ApiError> {
+    const CONTINUE: &str = "continue_final_message";
+    let begins = fields.boolean("add_generation_prompt")?;
+    match (fields.boolean(CONTINUE)?, begins) {
+        (Some(true), Some(true)) => {
+            let message = format!("`{CONTINUE}` and `add_generation_prompt` exclude each other: send one");
+            Err(ApiError::field(CONTINUE, message).with_code("invalid_value"))
+        }
+        (Some(true), _) if messages.last().is_some_and(can_go_on) => Ok(Ending::Continuation),
+        (Some(true), _) => {
+            let message = format!(
+                "`{CONTINUE}` needs a last message of the assistant's without tool calls: there is nothing to continue"
+            );
+            Err(ApiError::field(CONTINUE, message).with_code("invalid_value"))
+        }
+        (_, Some(false)) => Ok(Ending::End),
+        (Some(false), _) | (_, Some(true)) => Ok(Ending::Turn),
+        (None, None) => Ok(Ending::after(messages)),
+    }
+}
+
+/// Whether a message is one of the assistant's with words that can go on: those before a call cannot.
+fn can_go_on(message: &Value) -> bool {
+    message["role"] == "assistant" && message.get("tool_calls").is_none()
+}
+
+/// A conversation as the model reads it.
+pub(crate) struct Encoded {
+    pub(crate) text: String,
+    pub(crate) ids: Vec<u32>,
+    /// Whether the text opens a thinking section.
+    pub(crate) opens_reasoning: bool,
+}
+
+/// Renders and tokenises a conversation.
+pub(crate) async fn encode_chat(app: &App, conversation: Conversation) -> Result<Encoded, ApiError> {
     let Some(template) = app.text.template.clone() else {
         let message = "this model has no chat template: use /v1/completions or another model directory";
         return Err(ApiError::new(StatusCode::BAD_REQUEST, message).with_code("no_chat_template"));
     };
     let tokenizer = Arc::clone(&app.text.tokenizer);
     prepare(app, move || {
-        let mut rendered = render(&template, &conversation).map_err(template_error)?;
-        if let Some(lead) = &conversation.lead {
-            if prompt_opens_reasoning(&rendered.text) {
-                rendered.text.push_str(CLOSED_REASONING);
-            }
-            rendered.text.push_str(lead);
-        }
-        Ok((rendered.encode(&tokenizer), prompt_opens_reasoning(&rendered.text)))
+        let (rendered, opens_reasoning) = render_to_its_end(&template, conversation)?;
+        Ok(Encoded { ids: rendered.encode(&tokenizer), text: rendered.text, opens_reasoning })
     })
     .await
+}
+
+/// The prompt of a conversation that is to be answered; `path` is where the client gave it.
+pub(crate) async fn prepare_chat(
+    app: &App,
+    path: &str,
+    conversation: Conversation,
+    params: &Params,
+) -> Result<Vec<Prompt>, ApiError> {
+    let lead = conversation.lead.clone();
+    let Encoded { ids, opens_reasoning, .. } = encode_chat(app, conversation).await?;
+    let prompt = fit(app, path, ids, opens_reasoning, params, app.options.defaults.max_tokens)?;
+    Ok(vec![Prompt { lead, ..prompt }])
 }
 
 /// Runs work on a prompt where it holds up nobody, and not too much of it at once.
@@ -77,12 +164,89 @@ pub(crate) async fn prepare<T: Send + 'static>(
     .map_err(|error| ApiError::internal(format!("preparing the prompt failed: {error}")))?
 }
 
+/// The prompt, and whether it opens a thinking section.
+fn render_to_its_end(
+    template: &ChatTemplate,
+    mut conversation: Conversation,
+) -> Result<(Rendered, bool), ApiError> {
+    if conversation.ending == Ending::Continuation {
+        if let Some(place) = conversation.messages.last_mut().and_then(Place::of) {
+            return continue_last(template, &mut conversation, place);
+        }
+        // A message without a word is a turn that has not begun.
+        conversation.messages.pop();
+        conversation.ending = Ending::Turn;
+    }
+    let mut rendered = render(template, &conversation).map_err(template_error)?;
+    if let Some(lead) = &conversation.lead {
+        if prompt_opens_reasoning(&rendered.text) {
+            rendered.text.push_str(CLOSED_REASONING);
+        }
+        rendered.text.push_str(lead);
+    }
+    let opens_reasoning = prompt_opens_reasoning(&rendered.text);
+    Ok((rendered, opens_reasoning))
+}
+
+/// Where the assistant's last message goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Content,
+    Reasoning,
+}
+
+impl Place {
+    /// Behind its content or, when it has got no further than that, its thinking.
+    fn of(message: &mut Value) -> Option<Self> {
+        let has_text = |place: &Self| place.text(message).is_some_and(|text| !text.is_empty());
+        [Self::Content, Self::Reasoning].into_iter().find(has_text)
+    }
+
+    fn text(self, message: &mut Value) -> Option<&mut String> {
+        let value = match self {
+            Self::Reasoning => message.get_mut("reasoning_content")?,
+            Self::Content => match message.get_mut("content")? {
+                Value::Array(parts) => parts.last_mut()?.get_mut("text")?,
+                content => content,
+            },
+        };
+        match value {
+            Value::String(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// The prompt up to the end of the last message's text. A mark that occurs nowhere else shows where that is, through
+/// whatever the template does to the text around it.
+fn continue_last(
+    template: &ChatTemplate,
+    conversation: &mut Conversation,
+    place: Place,
+) -> Result<(Rendered, bool), ApiError> {
+    let refused = || {
+        let message =
+            "the last message cannot be continued: the chat template does not show the end of its text";
+        ApiError::field("messages", message).with_code("template_error")
+    };
+    let text = serde_json::to_string(&conversation.messages).unwrap_or_default();
+    let mark = ('\u{e000}'..='\u{f8ff}').find(|&mark| !text.contains(mark)).ok_or_else(refused)?;
+    if let Some(text) = conversation.messages.last_mut().and_then(|message| place.text(message)) {
+        text.push(mark);
+    }
+    let mut rendered = render(template, conversation).map_err(template_error)?;
+    if !rendered.end_at(mark) {
+        return Err(refused());
+    }
+    Ok((rendered, place == Place::Reasoning))
+}
+
 fn render(template: &ChatTemplate, conversation: &Conversation) -> Result<Rendered, TextError> {
     let render = |messages: &[Value]| {
         template.render(&ChatInput {
             messages,
             tools: conversation.tools.as_deref(),
-            add_generation_prompt: conversation.add_generation_prompt,
+            add_generation_prompt: conversation.ending == Ending::Turn,
             kwargs: &conversation.kwargs,
         })
     };
@@ -124,17 +288,18 @@ pub(crate) fn take_template_kwargs(app: &App, fields: &mut Fields) -> Result<Map
     Ok(kwargs)
 }
 
-/// `OpenAI`'s names for how much to think, as the template argument that says the same.
+/// Everybody's names for how much to think, as the template argument that says the same.
 fn take_reasoning_effort(fields: &mut Fields) -> Result<Option<(&'static str, Value)>, ApiError> {
+    let path = fields.path("reasoning_effort");
     let Some(effort) = fields.string("reasoning_effort")? else { return Ok(None) };
-    let level = match effort.as_str() {
-        "none" => return Ok(Some(("enable_thinking", false.into()))),
+    let level = match effort.to_ascii_lowercase().as_str() {
+        "none" | "off" => return Ok(Some(("enable_thinking", false.into()))),
         "minimal" | "low" => "low",
         "medium" => "medium",
         "high" | "xhigh" | "max" => "xhigh",
         _ => {
-            let expected = "one of none, minimal, low, medium, high, xhigh, max";
-            return Err(ApiError::value("reasoning_effort", expected, &effort.into()));
+            let expected = "one of none, off, minimal, low, medium, high, xhigh, max";
+            return Err(ApiError::value(path, expected, &effort.into()));
         }
     };
     Ok(Some(("reasoning_effort", level.into())))
@@ -180,11 +345,14 @@ pub(crate) fn fit(
     let max_tokens = match params.max_tokens {
         Some(asked) if asked > room => {
             let message = format!(
-                "the prompt has {prompt_tokens} tokens and `max_tokens` asks for {asked} more, but prompt and answer \
+                "the prompt has {prompt_tokens} tokens and `{}` asks for {asked} more, but prompt and answer \
                  together must not exceed {limit} tokens{}: at most {room} tokens fit after this prompt",
+                params.max_tokens_path,
                 each_choice(params)
             );
-            return Err(ApiError::field("max_tokens", message).with_code("context_length_exceeded"));
+            return Err(
+                ApiError::field(&params.max_tokens_path, message).with_code("context_length_exceeded")
+            );
         }
         Some(asked) => asked,
         None => fallback.map_or(room, |tokens| tokens.min(room)),

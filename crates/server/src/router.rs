@@ -11,19 +11,22 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
+use crate::anthropic::MessagesRequest;
 use crate::app::App;
 use crate::chat::ChatRequest;
 use crate::completions::CompletionRequest;
 use crate::error::ApiError;
 use crate::log::CLIENT_CLOSED;
 use crate::metrics::Metrics;
+use crate::responses::ResponsesRequest;
 use crate::{
-    admin, auth, cors, endpoint, facts, health, host, metrics, models, openapi, page, request_id, status,
-    tokens,
+    admin, anthropic, auth, cors, endpoint, facts, health, host, metrics, models, openapi, page, render,
+    request_id, responses, status, tokens,
 };
 
-const ENDPOINTS: &str = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, POST /tokenize, \
-                         POST /detokenize, POST /abort_request, GET /health, GET /metrics, GET /slots, GET /props, \
+const ENDPOINTS: &str = "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/messages, \
+                         GET /v1/models, POST /tokenize, POST /detokenize, POST /apply-template, \
+                         POST /abort_request, GET /health, GET /metrics, GET /slots, GET /props, \
                          GET /server_info, GET /v1/loads, GET /v1/status, GET /version, \
                          GET /openapi.json";
 
@@ -37,12 +40,10 @@ const OTHER_SERVICES: &[&str] = &[
     "files",
     "fine_tuning",
     "images",
-    "messages",
     "moderations",
     "pooling",
     "realtime",
     "rerank",
-    "responses",
     "score",
     "threads",
     "uploads",
@@ -65,10 +66,23 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/chat/completions", post(endpoint::handle::<ChatRequest>))
+        .route("/v1/chat/completions/render", post(render::render))
+        .route("/v1/chat/completions/input_tokens", post(render::input_tokens::<ChatRequest>))
         .route("/v1/completions", post(endpoint::handle::<CompletionRequest>))
+        .route("/v1/messages", post(endpoint::handle::<MessagesRequest>))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(endpoint::handle::<ResponsesRequest>))
+        .route("/v1/responses/input_tokens", post(render::input_tokens::<ResponsesRequest>))
+        .route("/v1/responses/{id}", get(responses::show).delete(responses::remove))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/apply-template", post(render::apply_template))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .merge(facts_and_control())
+        // Names without the version, for clients that were written for other servers.
+        .route("/models", get(models::list))
+        .route("/chat/completions", post(endpoint::handle::<ChatRequest>))
+        .route("/completions", post(endpoint::handle::<CompletionRequest>))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         // Bodies are read, and bounded, by our own reader.
@@ -77,6 +91,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), host::require_known))
         .layer(from_fn(survive_panics))
         .layer(from_fn_with_state(Arc::clone(&app), count))
+        .layer(from_fn(anthropic::in_own_words))
         .layer(from_fn_with_state(Arc::clone(&app), cors::allow))
         .layer(from_fn(request_id::tag))
         .with_state(app)
@@ -182,7 +197,14 @@ pub(crate) const PATHS: &[&str] = &[
     "/metrics",
     "/v1/models",
     "/v1/chat/completions",
+    "/v1/chat/completions/render",
+    "/v1/chat/completions/input_tokens",
     "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/apply-template",
     "/tokenize",
     "/detokenize",
     "/ping",
@@ -203,12 +225,11 @@ pub(crate) const PATHS: &[&str] = &[
 
 /// A path as a metric label: one of a few, whatever clients ask for.
 fn endpoint_label(path: &str) -> &'static str {
-    let known = PATHS.iter().find(|label| **label == path).copied();
-    known.unwrap_or(match path {
-        _ if path.starts_with("/v1/models/") => "/v1/models",
-        _ if path.starts_with(page::FOLDER) => "/page",
-        _ => "other",
-    })
+    const FAMILIES: &[&str] = &["/v1/models", "/v1/responses"];
+    let is_it = |label: &&&str| **label == path || label.strip_prefix("/v1") == Some(path);
+    let in_family = |family: &&&str| path.strip_prefix(**family).is_some_and(|rest| rest.starts_with('/'));
+    let other = if path.starts_with(page::FOLDER) { "/page" } else { "other" };
+    PATHS.iter().find(is_it).or_else(|| FAMILIES.iter().find(in_family)).copied().unwrap_or(other)
 }
 
 #[cfg(test)]

@@ -23,10 +23,21 @@ impl Events {
         self.0.push_back(Event::default().data(json(data)));
     }
 
+    /// Adds an event with a name.
+    pub(crate) fn named(&mut self, name: &str, data: &impl Serialize) {
+        self.0.push_back(Event::default().event(name).data(json(data)));
+    }
+
     /// Adds the mark at which clients of `OpenAI`'s older endpoints stop to read.
     pub(crate) fn done(&mut self) {
         self.0.push_back(Event::default().data("[DONE]"));
     }
+}
+
+/// What a stream sends while there is nothing to say, so that nobody on the way gives it up.
+pub(crate) enum KeepAliveForm {
+    Comment,
+    Event { name: &'static str, data: &'static str },
 }
 
 struct Stream<A> {
@@ -36,13 +47,17 @@ struct Stream<A> {
     ended: bool,
 }
 
-/// The whole answer as a stream: events as they come, comments while nothing does, an end in any case. When the
+/// The whole answer as a stream: events as they come, signs of life while none do, an end in any case. When the
 /// client goes, the stream is dropped, and the generation with it.
-pub(crate) fn respond(app: &App, generation: Generation, mut answer: impl Answer) -> Response {
+pub(crate) fn respond<A: Answer>(app: &App, generation: Generation, mut answer: A) -> Response {
     let mut events = Events::default();
     answer.begin(&generation, &mut events);
     let stream = Stream { generation, answer, events, ended: false };
-    let keep_alive = KeepAlive::new().interval(app.options.keep_alive).text("waiting");
+    let keep_alive = KeepAlive::new().interval(app.options.keep_alive);
+    let keep_alive = match A::keep_alive() {
+        KeepAliveForm::Comment => keep_alive.text("waiting"),
+        KeepAliveForm::Event { name, data } => keep_alive.event(Event::default().event(name).data(data)),
+    };
     let mut response = Sse::new(stream::unfold(stream, next_event)).keep_alive(keep_alive).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

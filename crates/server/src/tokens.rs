@@ -18,7 +18,7 @@ use crate::known;
 use crate::logprobs::label;
 use crate::messages::take_messages;
 use crate::params::parse_token_ids;
-use crate::prompt::{Conversation, context_limit, encode_chat, prepare, take_template_kwargs};
+use crate::prompt::{Conversation, context_limit, encode_chat, prepare, take_ending, take_template_kwargs};
 use crate::tools::take_tools;
 
 #[derive(Serialize)]
@@ -107,12 +107,10 @@ async fn tokenize_chat(app: &App, mut fields: Fields) -> Result<Vec<u32>, ApiErr
     let messages = take_messages(app, &mut fields)?;
     let tools = take_tools(&mut fields)?;
     let kwargs = take_template_kwargs(app, &mut fields)?;
-    let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
+    let ending = take_ending(&mut fields, &messages)?;
     known::settle(app, &fields)?;
-    let lead = tools.lead(app.tool_style());
-    let tools = tools.definitions();
-    let conversation = Conversation { messages, tools, add_generation_prompt, lead, kwargs };
-    Ok(encode_chat(app, conversation).await?.0)
+    let conversation = Conversation::new(app, messages, ending, &tools, kwargs)?;
+    Ok(encode_chat(app, conversation).await?.ids)
 }
 
 /// The text under the names that clients of either kind look for.

@@ -71,6 +71,18 @@ impl Rendered {
             marker.text.starts_with(&self.tracked[..]) && self.from_request.binary_search(&at).is_err()
         })
     }
+
+    /// Ends the prompt in front of `mark`; tells whether it stands there, once, as it has to.
+    pub fn end_at(&mut self, mark: char) -> bool {
+        let mut places = self.text.match_indices(mark);
+        match (places.next(), places.next()) {
+            (Some((end, _)), None) => {
+                self.text.truncate(end);
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 /// The parts of `tokenizer_config.json` that templates need.

@@ -1,6 +1,7 @@
 //! The command line as it is typed. Nothing here is checked against a model or a machine yet: `source` and
 //! `launch` turn these plain values into things that exist, and say so when they do not.
 
+mod api;
 mod bench;
 mod choices;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+pub(crate) use api::ApiArgs;
 pub(crate) use bench::{BenchArgs, BenchCommand, BenchServeArgs, BenchStepsArgs};
 pub(crate) use choices::{
     ActivationsChoice, EndpointChoice, KvChoice, LogFormat, ProtocolChoice, QuantizeChoice, SpecChoice,
@@ -142,6 +144,8 @@ pub(crate) struct ServeArgs {
     pub(crate) disk: DiskCacheArgs,
     #[command(flatten)]
     pub(crate) listen: ListenArgs,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]

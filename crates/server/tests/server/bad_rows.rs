@@ -49,10 +49,10 @@ pub(crate) fn sampling_rows() -> Vec<Row> {
 pub(crate) fn shared_rows() -> Vec<Row> {
     vec![
         (
-            json!({"model": "gpt-5"}),
+            json!({"model": "llama-7"}),
             404,
             Some("model"),
-            "`gpt-5` does not exist; this server has `tiny`, `team/alias`",
+            "`llama-7` does not exist; this server has `tiny`, `team/alias`",
         ),
         (json!({"model": ""}), 404, Some("model"), "does not exist"),
         (json!({"model": 7}), 400, Some("model"), "a string, got 7"),
@@ -326,7 +326,7 @@ pub(crate) fn chat_rows() -> Vec<Row> {
             json!({"continue_final_message": true}),
             400,
             Some("continue_final_message"),
-            "send false, got true",
+            "there is nothing to continue",
         ),
         (json!({"chat_template": "{{ x }}"}), 400, Some("chat_template"), "not supported yet"),
         (json!({"echo": true}), 400, Some("echo"), "/v1/completions"),

@@ -15,6 +15,8 @@ use tower::ServiceExt;
 use crate::engine::{self, Act, Script, Stage};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const MESSAGES: &str = "/v1/messages";
+pub(crate) const RESPONSES: &str = "/v1/responses";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 pub(crate) struct Bench {
@@ -44,6 +46,15 @@ impl Reply {
         let mut data: Vec<&str> = self.body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
         assert_eq!(data.pop(), Some("[DONE]"), "{}", self.body);
         data.into_iter().map(|text| serde_json::from_str(text).unwrap()).collect()
+    }
+
+    /// Names and data of all events of a stream that names them.
+    pub(crate) fn named_events(&self) -> Vec<(String, Value)> {
+        let event = |block: &str| {
+            let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name));
+            Some((field("event: ")?.to_owned(), serde_json::from_str(field("data: ")?).unwrap()))
+        };
+        self.body.split("\n\n").filter_map(event).collect()
     }
 
     pub(crate) fn error(&self) -> Value {
@@ -118,6 +129,15 @@ impl Bench {
 
     pub(crate) async fn post(&self, path: &str, body: Value) -> Reply {
         self.post_raw(path, body.to_string()).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Reply {
+        self.send(Request::delete(path).body(Body::empty()).unwrap()).await
+    }
+
+    /// The text of the last prompt that the engine was given.
+    pub(crate) fn last_prompt(&self) -> String {
+        self.text.tokenizer.decode(&self.stage.last_request().prompt, false)
     }
 
     pub(crate) async fn post_raw(&self, path: &str, body: impl Into<Body>) -> Reply {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something missing has failed")]
 
+mod anthropic;
 mod bad_input;
 mod bad_rows;
 mod chat;
@@ -16,7 +17,9 @@ mod matrix;
 mod metrics;
 mod openapi;
 mod operations;
+mod prompts;
 mod reliability;
+mod responses;
 mod service;
 mod sockets;
 mod tls;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use qwill_server::ServerOptions;
@@ -122,6 +123,9 @@ async fn leaving_cancels_at_once_in_every_phase() {
             }
         }
     }
+    // A request is told as cancelled a moment before it counts as ended.
+    let all_ended = move |stage: &Stage| stage.ended.load(Ordering::SeqCst) == cancelled;
+    wait(&bench.stage, move |stage| stage.wait("ended requests", all_ended)).await;
     let load = bench.engine.load().snapshot();
     assert_eq!((load.waiting, load.running), (0, 0));
     let metrics = exchange(listening.address, get("/metrics")).await;
