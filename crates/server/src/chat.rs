@@ -9,7 +9,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, Update};
 use crate::known;
-use crate::logprobs::ChatLogprobs;
+use crate::logprobs::{ChatLogprobs, PromptLogprobs, prompt_logprobs};
 use crate::messages::take_messages;
 use crate::params::{Params, take_params, take_top_logprobs};
 use crate::prompt::{Conversation, Prompt, prepare_chat, take_ending, take_template_kwargs};
@@ -19,7 +19,7 @@ use crate::tools::take_tools;
 use crate::types::chat::{
     ChatBody, ChatChoice, ChatChunk, ChatChunkChoice, Message, MessageDelta, Reasoning, ToolCall,
 };
-use crate::types::{ChunkUsage, Head};
+use crate::types::{ChunkUsage, Head, PromptProgress, Timings};
 
 /// A chat, read and checked.
 pub(crate) struct ChatRequest {
@@ -53,7 +53,15 @@ impl Endpoint for ChatRequest {
         let Self { model, params, .. } = self;
         let object = if params.stream { "chat.completion.chunk" } else { "chat.completion" };
         let head = Head::new(app, id, object, model);
-        ChatAnswer { head, app: Arc::clone(app), begun: vec![false; params.choices], params, prompts }
+        ChatAnswer {
+            head,
+            app: Arc::clone(app),
+            begun: vec![false; params.choices],
+            params,
+            prompts,
+            prompt_logprobs: None,
+            timings: None,
+        }
     }
 }
 
@@ -68,6 +76,7 @@ fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
     let model = app.check_model(asked)?;
     let messages = take_messages(app, &mut fields)?;
     let tools = take_tools(&mut fields)?;
+    take_reasoning_settings(app, &mut fields)?;
     let kwargs = take_template_kwargs(app, &mut fields)?;
     let ending = take_ending(&mut fields, &messages)?;
     let mut params = take_params(app, &mut fields)?;
@@ -91,6 +100,25 @@ fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
     Ok(ChatRequest { model, conversation, params })
 }
 
+/// `reasoning`, an object in which some clients put all there is to say about thinking.
+fn take_reasoning_settings(app: &App, fields: &mut Fields) -> Result<(), ApiError> {
+    let Some(value) = fields.take("reasoning") else { return Ok(()) };
+    let mut reasoning = Fields::nested("reasoning", value)?;
+    for (theirs, ours) in [
+        ("effort", "reasoning_effort"),
+        ("enabled", "enable_thinking"),
+        ("max_tokens", "thinking_token_budget"),
+    ] {
+        if let Some(value) = reasoning.take(theirs) {
+            fields.put(ours, reasoning.path(theirs), value);
+        }
+    }
+    if let Some(exclude) = reasoning.boolean("exclude")? {
+        fields.put("include_reasoning", "reasoning.exclude".into(), (!exclude).into());
+    }
+    known::settle(app, &reasoning)
+}
+
 /// Makes the answer: as a stream role, thinking, content, finish; then usage.
 pub(crate) struct ChatAnswer {
     app: Arc<App>,
@@ -100,6 +128,9 @@ pub(crate) struct ChatAnswer {
     prompts: Vec<Prompt>,
     /// Whether a choice has had its role.
     begun: Vec<bool>,
+    prompt_logprobs: Option<PromptLogprobs>,
+    /// What the next chunk tells of them.
+    timings: Option<Timings>,
 }
 
 impl ChatAnswer {
@@ -146,8 +177,21 @@ impl ChatAnswer {
     }
 
     fn chunk(&self, choice: ChatChunkChoice, prompt_token_ids: Option<Vec<u32>>, events: &mut Events) {
-        let usage = ChunkUsage::pending(self.params.include_usage);
-        events.data(&ChatChunk { head: &self.head, choices: vec![choice], usage, prompt_token_ids });
+        events.data(&ChatChunk {
+            choices: vec![choice],
+            usage: ChunkUsage::pending(self.params.include_usage),
+            prompt_token_ids,
+            timings: self.timings,
+            ..ChatChunk::empty(&self.head)
+        });
+    }
+
+    fn tell_progress(&self, progress: PromptProgress, events: &mut Events) {
+        events.data(&ChatChunk {
+            usage: ChunkUsage::pending(self.params.include_usage),
+            prompt_progress: Some(progress),
+            ..ChatChunk::empty(&self.head)
+        });
     }
 
     fn begin_choice(&mut self, index: usize, events: &mut Events) {
@@ -192,9 +236,15 @@ impl ChatAnswer {
 impl Answer for ChatAnswer {
     type Body = ChatBody;
 
-    fn update(&mut self, _generation: &Generation, update: Update, events: &mut Events) {
+    fn update(&mut self, generation: &Generation, update: Update, events: &mut Events) {
+        self.timings = self.params.extras.timings_with(&update).then(|| generation.timings());
         match update {
-            Update::Started { .. } | Update::PromptLogprobs { .. } => {}
+            Update::Started { prompt } | Update::Progress { prompt } => {
+                if self.params.extras.progress {
+                    self.tell_progress(generation.progress(prompt), events);
+                }
+            }
+            Update::PromptLogprobs { .. } => {}
             Update::Delta { index, delta } => {
                 self.begin_choice(index, events);
                 if delta.has_text() || self.params.tells_tokens() {
@@ -212,18 +262,22 @@ impl Answer for ChatAnswer {
     fn end(&mut self, generation: &Generation, events: &mut Events) {
         if self.params.include_usage {
             let usage = ChunkUsage::Final(generation.usage());
-            let head = &self.head;
-            events.data(&ChatChunk { head, choices: Vec::new(), usage, prompt_token_ids: None });
+            events.data(&ChatChunk { usage, ..ChatChunk::empty(&self.head) });
         }
         events.done();
     }
 
-    async fn collect(self, mut generation: Generation) -> Result<ChatBody, ApiError> {
+    async fn collect(mut self, mut generation: Generation) -> Result<ChatBody, ApiError> {
         let mut answers: Vec<(Delta, Option<&'static str>)> =
             (0..generation.choice_count()).map(|_| (Delta::default(), None)).collect();
         while let Some(update) = generation.next().await {
             match update? {
-                Update::Started { .. } | Update::PromptLogprobs { .. } => {}
+                Update::Started { .. } | Update::Progress { .. } => {}
+                Update::PromptLogprobs { prompt, tokens } => {
+                    let tokenizer = &self.app.text.tokenizer;
+                    let told = |top| prompt_logprobs(tokenizer, &self.prompts[prompt].ids, top, &tokens);
+                    self.prompt_logprobs = self.params.prompt_logprobs.map(told);
+                }
                 Update::Delta { index, delta } => answers[index].0.append(delta),
                 Update::Finished { index, finish } => answers[index].1 = Some(self.finish_name(finish)),
             }
@@ -231,6 +285,13 @@ impl Answer for ChatAnswer {
         let choice = |(index, (delta, finish))| self.choice(index, delta, finish);
         let choices = answers.into_iter().enumerate().map(choice).collect();
         let prompt_token_ids = self.prompt_token_ids();
-        Ok(ChatBody { choices, usage: generation.usage(), prompt_token_ids, head: self.head })
+        Ok(ChatBody {
+            choices,
+            usage: generation.usage(),
+            prompt_token_ids,
+            prompt_logprobs: self.prompt_logprobs,
+            timings: self.params.extras.timings.then(|| generation.timings()),
+            head: self.head,
+        })
     }
 }

@@ -8,6 +8,7 @@ use qwill_text::{AnswerParser, CallPiece, Detokenizer, OfferedTool, Piece, StopM
 use crate::params::OutputRules;
 use crate::prompt::Prompt;
 use crate::random::random_id;
+use crate::thinking::ShownThinking;
 use crate::tools::ToolSettings;
 
 /// A token of the answer, for log-probabilities and ids.
@@ -129,6 +130,7 @@ pub(crate) struct Choice {
     lead: Delta,
     ending_tokens: Arc<[u32]>,
     show_ending: bool,
+    shown: ShownThinking,
     generated_chars: usize,
     pub(crate) generated_tokens: usize,
     pub(crate) reasoning_tokens: usize,
@@ -156,6 +158,7 @@ impl Choice {
             lead: Delta::default(),
             ending_tokens,
             show_ending: rules.include_stop,
+            shown: ShownThinking::new(rules.thinking),
             generated_chars: 0,
             generated_tokens: 0,
             reasoning_tokens: 0,
@@ -180,6 +183,7 @@ impl Choice {
             }
             self.push_token(token, &mut delta);
         }
+        self.shown.place(&mut delta);
         delta
     }
 
@@ -197,6 +201,7 @@ impl Choice {
         self.take_pieces(pieces, &mut delta);
         delta.content.push_str(&self.stop.finish());
         self.finish = self.finish.map(|finish| self.with_calls(finish));
+        self.shown.place(&mut delta);
         delta
     }
 
@@ -263,6 +268,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::thinking::ThinkingOutput;
     use crate::tools::Tool;
 
     fn tokenizer() -> Arc<Tokenizer> {
@@ -297,8 +303,10 @@ mod tests {
             include_stop: false,
             skip_special: true,
             return_token_ids: false,
+            thinking: ThinkingOutput::Apart,
         };
-        let prompt = Prompt { ids: Arc::from([]), opens_reasoning, max_tokens: ids.len(), lead: None };
+        let prompt =
+            Prompt { ids: Arc::from([]), opens_reasoning, max_tokens: ids.len(), lead: None, effort: None };
         let mut choice = Choice::new(&tokenizer(), &rules, Arc::from([]), CallRules::new(&tools()), &prompt);
         let mut whole = Delta::default();
         let mut rest = ids;

@@ -13,12 +13,12 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, Update};
 use crate::known;
-use crate::logprobs::CompletionLogprobs;
+use crate::logprobs::{CompletionLogprobs, prompt_logprobs};
 use crate::params::{Params, parse_token_ids, take_params, take_top_logprobs};
 use crate::prompt::{Prompt, fit, prepare};
 use crate::sse::Events;
 use crate::types::completions::{CompletionBody, CompletionChoice, CompletionChunk};
-use crate::types::{ChunkUsage, Head};
+use crate::types::{ChunkUsage, Head, PromptProgress, Timings};
 
 const PROMPTS_LIMIT: usize = 64;
 /// What `OpenAI` documents for a completion that does not say how long it may become.
@@ -76,6 +76,7 @@ impl Endpoint for CompletionRequest {
             prompts,
             echoes,
             echo,
+            timings: None,
         }
     }
 }
@@ -90,7 +91,7 @@ fn parse(app: &App, mut fields: Fields) -> Result<CompletionRequest, ApiError> {
         return Err(ApiError::value(&params.max_tokens_path, "at least 1 without `echo`", &0.into()));
     }
     params.sampling.logprobs = take_top_logprobs(&mut fields, "logprobs")?;
-    params.prompt_logprobs = params.sampling.logprobs.filter(|_| echo);
+    params.echo_logprobs = params.sampling.logprobs.filter(|_| echo);
     known::settle(app, &fields)?;
     Ok(CompletionRequest { model, given, echoes: Vec::new(), echo, params })
 }
@@ -150,8 +151,11 @@ async fn encode(
     let mut echoes = Vec::with_capacity(encoded.len());
     let mut prompts = Vec::with_capacity(encoded.len());
     for (path, ids, text) in encoded {
-        prompts.push(fit(app, &path, ids, false, params, Some(fallback))?);
-        echoes.push(text);
+        let given_tokens = ids.len();
+        let prompt = fit(app, &path, ids, false, params, Some(fallback))?;
+        let was_cut = prompt.ids.len() < given_tokens;
+        echoes.push(if was_cut { app.text.tokenizer.decode(&prompt.ids, false) } else { text });
+        prompts.push(prompt);
     }
     Ok((echoes, prompts))
 }
@@ -167,6 +171,8 @@ pub(crate) struct CompletionAnswer {
     prompt_logprobs: Vec<Vec<PromptToken>>,
     /// Whether a choice has had its echo.
     begun: Vec<bool>,
+    /// What the next chunk tells of them.
+    timings: Option<Timings>,
 }
 
 impl CompletionAnswer {
@@ -177,16 +183,20 @@ impl CompletionAnswer {
         if self.echo {
             choice.text.clone_from(&self.echoes[prompt]);
         }
-        if self.params.sampling.logprobs.is_some() {
+        if let Some(top) = self.params.sampling.logprobs {
             let mut logprobs = CompletionLogprobs::default();
             if self.echo {
-                logprobs.add_prompt(&self.tokenizer, ids, &self.prompt_logprobs[prompt]);
+                logprobs.add_prompt(&self.tokenizer, ids, top, &self.prompt_logprobs[prompt]);
             }
             choice.logprobs = Some(logprobs);
         }
         if self.params.output.return_token_ids {
             choice.token_ids = Some(Vec::new());
             choice.prompt_token_ids = Some(ids.to_vec());
+        }
+        if let Some(top) = self.params.prompt_logprobs {
+            let found = &self.prompt_logprobs[prompt];
+            choice.prompt_logprobs = Some(prompt_logprobs(&self.tokenizer, ids, top, found));
         }
         choice
     }
@@ -205,8 +215,20 @@ impl CompletionAnswer {
     }
 
     fn chunk(&self, choice: CompletionChoice, events: &mut Events) {
-        let usage = ChunkUsage::pending(self.params.include_usage);
-        events.data(&CompletionChunk { head: &self.head, choices: vec![choice], usage });
+        events.data(&CompletionChunk {
+            choices: vec![choice],
+            usage: ChunkUsage::pending(self.params.include_usage),
+            timings: self.timings,
+            ..CompletionChunk::empty(&self.head)
+        });
+    }
+
+    fn tell_progress(&self, progress: PromptProgress, events: &mut Events) {
+        events.data(&CompletionChunk {
+            usage: ChunkUsage::pending(self.params.include_usage),
+            prompt_progress: Some(progress),
+            ..CompletionChunk::empty(&self.head)
+        });
     }
 
     /// What comes before the first text of a choice, if anything does.
@@ -222,8 +244,13 @@ impl Answer for CompletionAnswer {
     type Body = CompletionBody;
 
     fn update(&mut self, generation: &Generation, update: Update, events: &mut Events) {
+        self.timings = self.params.extras.timings_with(&update).then(|| generation.timings());
         match update {
-            Update::Started { .. } => {}
+            Update::Started { prompt } | Update::Progress { prompt } => {
+                if self.params.extras.progress {
+                    self.tell_progress(generation.progress(prompt), events);
+                }
+            }
             Update::PromptLogprobs { prompt, tokens } => self.prompt_logprobs[prompt] = tokens,
             Update::Delta { index, delta } => {
                 let prompt = generation.prompt_of(index);
@@ -245,7 +272,7 @@ impl Answer for CompletionAnswer {
     fn end(&mut self, generation: &Generation, events: &mut Events) {
         if self.params.include_usage {
             let usage = ChunkUsage::Final(generation.usage());
-            events.data(&CompletionChunk { head: &self.head, choices: Vec::new(), usage });
+            events.data(&CompletionChunk { usage, ..CompletionChunk::empty(&self.head) });
         }
         events.done();
     }
@@ -255,7 +282,7 @@ impl Answer for CompletionAnswer {
             (0..generation.choice_count()).map(|_| None).collect();
         while let Some(update) = generation.next().await {
             match update? {
-                Update::Started { .. } => {}
+                Update::Started { .. } | Update::Progress { .. } => {}
                 Update::PromptLogprobs { prompt, tokens } => self.prompt_logprobs[prompt] = tokens,
                 Update::Delta { index, delta } => {
                     let prompt = generation.prompt_of(index);
@@ -270,6 +297,11 @@ impl Answer for CompletionAnswer {
             }
         }
         let choices = choices.into_iter().flatten().collect();
-        Ok(CompletionBody { usage: generation.usage(), choices, head: self.head })
+        Ok(CompletionBody {
+            usage: generation.usage(),
+            choices,
+            timings: self.params.extras.timings.then(|| generation.timings()),
+            head: self.head,
+        })
     }
 }

@@ -101,6 +101,7 @@ async fn answer<E: Endpoint>(
     let Params { form, tools, .. } = request.params();
     let guides = form.guides(app, tools).await?;
     let prompts = request.prompts(app).await?;
+    record.facts().effort = prompts.first().and_then(|prompt| prompt.effort.clone());
     let id = random_id(E::ID_PREFIX);
     let generation = Generation::start(app, Arc::clone(record), &id, &prompts, request.params(), &guides)?;
     let stream = request.params().stream;

@@ -9,7 +9,7 @@ use qwill_contract::Guide;
 use qwill_grammar::{
     Grammar, GrammarError, Grammars, Shape, Thinking, ThinkingMarkers, ToolCalls, ToolShape,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -42,8 +42,9 @@ pub(crate) struct Guides {
 /// Takes what a request says about the form of its answer, in any of the usual spellings.
 pub(crate) fn take_form(app: &App, fields: &mut Fields) -> Result<Form, ApiError> {
     let mut found = Vec::new();
+    let path = fields.path("response_format");
     if let Some(format) = fields.take("response_format") {
-        found.extend(response_format(app, format)?);
+        found.extend(response_format(app, &path, format)?);
     }
     let (schema, regex, choice, grammar) =
         (Spelling::Schema, Spelling::Regex, Spelling::Choice, Spelling::Grammar);
@@ -140,30 +141,33 @@ fn texts(path: &str, value: &Value) -> Result<Vec<String>, ApiError> {
     texts.ok_or_else(|| ApiError::value(path, &expected, value))
 }
 
-fn response_format(app: &App, format: Value) -> Result<Option<(String, Shape)>, ApiError> {
+/// The format in a field whose full path is `path`.
+fn response_format(app: &App, path: &str, format: Value) -> Result<Option<(String, Shape)>, ApiError> {
     const KINDS: &str = "one of text, json_object, json_schema, regex, grammar";
-    let mut format = Fields::nested("response_format", format)?;
-    let kind =
-        format.string("type")?.ok_or_else(|| ApiError::value("response_format.type", KINDS, &Value::Null))?;
+    let mut format = Fields::nested(path, format)?;
+    let kind_path = format.path("type");
+    let kind = format.string("type")?.ok_or_else(|| ApiError::value(&kind_path, KINDS, &Value::Null))?;
     let missing = |path: &str, what: &str| Err(ApiError::value(path, what, &Value::Null));
     let found = match kind.as_str() {
         "text" => None,
         "json_object" => {
             // Some servers take the schema here.
             let schema = format.take("schema");
-            let path = if schema.is_some() { "response_format.schema" } else { "response_format" };
+            let path = if schema.is_some() { format.path("schema") } else { path.to_owned() };
             let shape = match schema {
-                Some(schema) => Shape::Json { schema: parse_schema(path, &schema)?, lenient: false },
+                Some(schema) => Shape::Json { schema: parse_schema(&path, &schema)?, lenient: false },
                 None => Shape::json_object(),
             };
-            Some((path.to_owned(), shape))
+            Some((path, shape))
         }
         "json_schema" => {
-            let path = "response_format.json_schema";
-            let Some(inner) = format.take("json_schema") else {
-                return missing(path, "an object with a `schema`");
+            let path = format.path("json_schema");
+            let mut inner = match format.take("json_schema") {
+                Some(inner) => Fields::nested(&path, inner)?,
+                // Some APIs have it one level up.
+                None if format.has("schema") => std::mem::replace(&mut format, Fields::new(Map::new())),
+                None => return missing(&path, "an object with a `schema`"),
             };
-            let mut inner = Fields::nested(path, inner)?;
             // For people; a schema without a name is as good.
             let _ = (inner.string("name")?, inner.string("description")?);
             let lenient = inner.boolean("strict")? == Some(false);
@@ -179,11 +183,11 @@ fn response_format(app: &App, format: Value) -> Result<Option<(String, Shape)>, 
                 [(Spelling::Regex, "pattern"), (Spelling::Regex, "regex"), (Spelling::Grammar, "grammar")];
             take_shapes(&mut format, &names, &mut found)?;
             let Some(shape) = found.pop() else {
-                return missing("response_format", &format!("an object with a `{kind}`"));
+                return missing(path, &format!("an object with a `{kind}`"));
             };
             Some(shape)
         }
-        _ => return Err(ApiError::value("response_format.type", KINDS, &kind.into())),
+        _ => return Err(ApiError::value(&kind_path, KINDS, &kind.into())),
     };
     known::settle(app, &format)?;
     Ok(found)

@@ -23,13 +23,15 @@ use crate::params::Params;
 use crate::prompt::Prompt;
 use crate::random::random_u64;
 use crate::time_limits::{Over, TimeLimits};
-use crate::types::{CompletionDetails, PromptDetails, Usage};
+use crate::types::{CompletionDetails, PromptDetails, PromptProgress, Timings, Usage};
 
 /// News of a generation. `index` counts the choices of all prompts: prompt by prompt, `n` each.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Update {
     /// Once for each prompt: the engine begins with it.
     Started { prompt: usize },
+    /// More of a prompt is processed.
+    Progress { prompt: usize },
     /// Once for each prompt that asked, before its first text.
     PromptLogprobs { prompt: usize, tokens: Vec<PromptToken> },
     /// Text or tokens of a choice.
@@ -58,6 +60,8 @@ pub(crate) struct Generation {
 }
 
 struct EngineRequest {
+    cached_tokens: usize,
+    processed_tokens: usize,
     cancel: CancelFlag,
     /// By choice.
     choice_cancel: Vec<CancelFlag>,
@@ -137,7 +141,7 @@ impl Generation {
                 },
                 choices: params.choices,
                 guide: guides.guide(prompt),
-                prompt_logprobs: params.prompt_logprobs,
+                prompt_logprobs: params.prompt_logprobs.max(params.echo_logprobs),
                 cancel: cancel.clone(),
                 choice_cancel: choice_cancel.clone(),
             };
@@ -148,6 +152,8 @@ impl Generation {
                 choice_cancel,
                 open_choices: params.choices,
                 prompt_tokens: prompt.ids.len(),
+                cached_tokens: 0,
+                processed_tokens: 0,
                 started: false,
             });
         }
@@ -200,6 +206,22 @@ impl Generation {
         }
     }
 
+    /// How far a prompt is processed.
+    pub(crate) fn progress(&self, prompt: usize) -> PromptProgress {
+        let request = &self.requests[prompt];
+        PromptProgress {
+            total: request.prompt_tokens,
+            cache: request.cached_tokens,
+            processed: request.processed_tokens,
+            time_ms: self.record.running_ms(),
+        }
+    }
+
+    /// How long the answer has taken so far.
+    pub(crate) fn timings(&self) -> Timings {
+        self.record.timings()
+    }
+
     /// The stop string that ended a choice.
     pub(crate) fn matched_stop(&self, index: usize) -> Option<&str> {
         self.choices.get(index)?.choice.matched_stop.as_deref()
@@ -220,6 +242,8 @@ impl Generation {
                 self.cached_tokens += cached_tokens;
                 let request = &mut self.requests[prompt];
                 request.started = true;
+                request.cached_tokens = cached_tokens;
+                request.processed_tokens = cached_tokens;
                 self.record.note_started(request.prompt_tokens, cached_tokens);
                 if self.requests.iter().all(|request| request.started) {
                     self.limits.waited();
@@ -228,7 +252,10 @@ impl Generation {
                 self.app.queue_pace.note_start(Instant::now(), waiting);
                 self.updates.push_back(Update::Started { prompt });
             }
-            Event::Progress { .. } => {}
+            Event::Progress { processed_tokens } => {
+                self.requests[prompt].processed_tokens = processed_tokens;
+                self.updates.push_back(Update::Progress { prompt });
+            }
             Event::PromptLogprobs(tokens) => {
                 self.updates.push_back(Update::PromptLogprobs { prompt, tokens });
             }

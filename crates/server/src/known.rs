@@ -51,8 +51,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("use_beam_search", &["false"]),
     ("length_penalty", &["1", "1.0"]),
     ("early_stopping", &["false"]),
-    ("prompt_logprobs", &[]),
-    ("truncate_prompt_tokens", &[]),
     ("chat_template", &[]),
     ("documents", &["[]"]),
     ("mm_processor_kwargs", &["{}"]),

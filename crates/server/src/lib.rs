@@ -75,6 +75,7 @@ mod router;
 mod server;
 mod sse;
 mod status;
+mod thinking;
 mod time_limits;
 mod tls;
 mod tokens;

@@ -11,6 +11,7 @@ use crate::auth::Origin;
 use crate::error::ApiError;
 use crate::metrics::{Metrics, REFUSED};
 use crate::recent::RecentErrors;
+use crate::types::Timings;
 
 /// The status that is logged when the client went away before there was one.
 pub(crate) const CLIENT_CLOSED: u16 = 499;
@@ -32,6 +33,8 @@ pub(crate) struct Facts {
     pub(crate) stream: bool,
     /// The engine has it.
     pub(crate) submitted: bool,
+    /// How much thinking the prompt asks for, as far as the template knows of such a thing.
+    pub(crate) effort: Option<String>,
     pub(crate) prompt_tokens: usize,
     pub(crate) cached_tokens: usize,
     pub(crate) generated_tokens: usize,
@@ -89,6 +92,37 @@ impl Record {
         self.metrics.cached_tokens.fetch_add(cached_tokens as u64, Ordering::Relaxed);
     }
 
+    /// Milliseconds since the engine began to work on the request.
+    pub(crate) fn running_ms(&self) -> f64 {
+        let begun = self.facts().queue.unwrap_or_default();
+        millis(self.started.elapsed().saturating_sub(begun))
+    }
+
+    /// How long the answer has taken so far.
+    pub(crate) fn timings(&self) -> Timings {
+        let facts = self.facts();
+        let begun = facts.queue.unwrap_or_default();
+        let first = facts.first_token.unwrap_or(begun);
+        let last = facts.last_token.unwrap_or(first);
+        let (prompt_n, predicted_n) = (facts.prompt_tokens - facts.cached_tokens, facts.generated_tokens);
+        let (prompt_ms, predicted_ms) =
+            (millis(first.saturating_sub(begun)), millis(last.saturating_sub(first)));
+        // The first token comes with the end of the prompt.
+        let steps = predicted_n.saturating_sub(1);
+        let ratio = |part: f64, whole: f64| if whole > 0.0 { rounded(part / whole) } else { 0.0 };
+        Timings {
+            cache_n: facts.cached_tokens,
+            prompt_n,
+            prompt_ms,
+            prompt_per_token_ms: ratio(prompt_ms, prompt_n as f64),
+            prompt_per_second: ratio(prompt_n as f64 * 1e3, prompt_ms),
+            predicted_n,
+            predicted_ms,
+            predicted_per_token_ms: ratio(predicted_ms, steps as f64),
+            predicted_per_second: ratio(steps as f64 * 1e3, predicted_ms),
+        }
+    }
+
     /// `count` tokens arrived in one step.
     pub(crate) fn note_tokens(&self, count: usize) {
         let now = self.started.elapsed();
@@ -121,27 +155,30 @@ impl Drop for Record {
             let status = facts.status.map_or(CLIENT_CLOSED, |status| status.as_u16());
             self.recent_errors.note(self.endpoint, &self.origin.request_id, status, message);
         }
-        let millis =
-            |duration: Option<Duration>| duration.map(|duration| rounded(duration.as_secs_f64() * 1e3));
         tracing::info!(
             id = self.origin.request_id,
             key = caller.name,
             endpoint = self.endpoint,
             model = facts.model,
             stream = facts.stream,
+            effort = facts.effort,
             status = facts.status.map_or(CLIENT_CLOSED, |status| status.as_u16()),
             finish,
             prompt_tokens = facts.prompt_tokens,
             cached_tokens = facts.cached_tokens,
             generated_tokens = facts.generated_tokens,
-            queue_ms = millis(facts.queue),
-            ttft_ms = millis(facts.first_token),
+            queue_ms = facts.queue.map(millis),
+            ttft_ms = facts.first_token.map(millis),
             tokens_per_s = facts.rate().map(rounded),
-            total_ms = rounded(elapsed.as_secs_f64() * 1e3),
+            total_ms = millis(elapsed),
             error = facts.error,
             "request"
         );
     }
+}
+
+fn millis(duration: Duration) -> f64 {
+    rounded(duration.as_secs_f64() * 1e3)
 }
 
 /// To three decimals: what a person reads, and more than a clock means.

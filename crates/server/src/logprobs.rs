@@ -4,6 +4,7 @@
 use qwill_contract::{PromptToken, TokenLogprobs};
 use qwill_text::{Detokenizer, Tokenizer};
 use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -82,12 +83,22 @@ impl CompletionLogprobs {
         }
     }
 
-    /// Adds the tokens of an echoed prompt.
-    pub(crate) fn add_prompt(&mut self, tokenizer: &Arc<Tokenizer>, ids: &[u32], logprobs: &[PromptToken]) {
+    /// Adds the tokens of an echoed prompt, with `top` of the most likely ones each.
+    pub(crate) fn add_prompt(
+        &mut self,
+        tokenizer: &Arc<Tokenizer>,
+        ids: &[u32],
+        top: usize,
+        logprobs: &[PromptToken],
+    ) {
         let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), false);
         let mut offset_chars = 0;
         for (index, &id) in ids.iter().enumerate() {
-            self.add(tokenizer, id, logprobs.get(index).and_then(Option::as_ref), offset_chars);
+            let found = logprobs.get(index).and_then(Option::as_ref).map(|found| TokenLogprobs {
+                logprob: found.logprob,
+                top: found.top.iter().take(top).copied().collect(),
+            });
+            self.add(tokenizer, id, found.as_ref(), offset_chars);
             offset_chars += detokenizer.push(id).chars().count();
         }
     }
@@ -111,6 +122,39 @@ fn top_logprobs(tokenizer: &Tokenizer, id: u32, found: &TokenLogprobs) -> TopLog
         }
     }
     TopLogprobs(entries)
+}
+
+/// A prompt's log-probabilities: for each token but the first the token itself and the most likely ones, by id.
+pub(crate) type PromptLogprobs = Vec<Option<BTreeMap<u32, PromptCandidate>>>;
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct PromptCandidate {
+    logprob: f32,
+    /// From 1; none for a token that is not among the most likely ones.
+    rank: Option<usize>,
+    decoded_token: String,
+}
+
+/// What the engine tells of a prompt, for the answer.
+pub(crate) fn prompt_logprobs(
+    tokenizer: &Tokenizer,
+    ids: &[u32],
+    top: usize,
+    found: &[PromptToken],
+) -> PromptLogprobs {
+    let candidates = |(&id, found): (&u32, &PromptToken)| {
+        let found = found.as_ref()?;
+        let candidate = |id, logprob, rank| {
+            (id, PromptCandidate { logprob: finite(logprob), rank, decoded_token: label(tokenizer, id) })
+        };
+        let rank_of_own = found.top.iter().position(|&(top, _)| top == id).map(|index| index + 1);
+        let most_likely = found.top.iter().take(top).enumerate();
+        let mut candidates: BTreeMap<u32, PromptCandidate> =
+            most_likely.map(|(index, &(id, logprob))| candidate(id, logprob, Some(index + 1))).collect();
+        candidates.extend([candidate(id, found.logprob, rank_of_own)]);
+        Some(candidates)
+    };
+    ids.iter().zip(found).map(candidates).collect()
 }
 
 /// A token as text; bytes that are no text alone are spelt `bytes:\xe2\x82`.

@@ -10,6 +10,8 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_id, whole_number};
 use crate::form::{Form, take_form};
+use crate::generation::Update;
+use crate::thinking::ThinkingOutput;
 use crate::tools::ToolSettings;
 
 const STOP_STRINGS_LIMIT: usize = 16;
@@ -37,8 +39,11 @@ pub(crate) struct Params {
     /// What the client calls it.
     pub(crate) max_tokens_path: String,
     pub(crate) choices: usize,
-    /// See [`qwill_contract::Request::prompt_logprobs`].
+    /// Log-probabilities of the prompt in the answer, with this many alternatives each.
     pub(crate) prompt_logprobs: Option<usize>,
+    /// The same for the prompt as part of the answer.
+    pub(crate) echo_logprobs: Option<usize>,
+    pub(crate) truncation: Truncation,
     pub(crate) output: OutputRules,
     /// What the answer has to be like.
     pub(crate) form: Form,
@@ -46,11 +51,53 @@ pub(crate) struct Params {
     pub(crate) tools: Arc<ToolSettings>,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
+    pub(crate) extras: Extras,
+}
+
+/// What becomes of the beginning of a prompt that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Truncation {
+    /// The request is refused.
+    Refuse,
+    /// It is cut off, so that prompt and answer fit.
+    ToFit,
+    /// It is cut off, so that this many tokens are left, however many would fit.
+    To(usize),
+}
+
+/// What an answer tells besides.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Extras {
+    /// How long it took, with the end.
+    pub(crate) timings: bool,
+    /// How long it took so far, with every chunk.
+    pub(crate) timings_per_token: bool,
+    /// How far the prompt is processed, in chunks of their own.
+    pub(crate) progress: bool,
+}
+
+impl Extras {
+    /// Whether a chunk for this news tells timings.
+    pub(crate) fn timings_with(self, update: &Update) -> bool {
+        self.timings_per_token || (self.timings && matches!(update, Update::Finished { .. }))
+    }
 }
 
 impl Params {
     /// For APIs whose answers have one choice.
     pub(crate) fn single(self) -> Result<Self, ApiError> {
+        let Extras { timings, timings_per_token, progress } = self.extras;
+        let elsewhere = [
+            ("timings", timings),
+            ("timings_per_token", timings_per_token),
+            ("return_progress", progress),
+            ("return_token_ids", self.output.return_token_ids),
+            ("prompt_logprobs", self.prompt_logprobs.is_some()),
+        ];
+        if let Some((name, _)) = elsewhere.into_iter().find(|&(_, asked)| asked) {
+            let message = format!("`{name}` is for /v1/chat/completions and /v1/completions: leave it out");
+            return Err(ApiError::field(name, message).with_code("unsupported_parameter"));
+        }
         if self.choices == 1 { Ok(self) } else { Err(ApiError::value("n", "1 here", &self.choices.into())) }
     }
 
@@ -67,6 +114,7 @@ pub(crate) struct OutputRules {
     pub(crate) include_stop: bool,
     pub(crate) skip_special: bool,
     pub(crate) return_token_ids: bool,
+    pub(crate) thinking: ThinkingOutput,
 }
 
 /// Takes the shared parameters out of `fields`; `logprobs` is left to the endpoints, which spell it differently.
@@ -91,9 +139,13 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
         include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
         skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),
         return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
+        thinking: take_thinking_output(fields)?,
     };
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = take_stream_options(app, fields, stream)?;
+    let prompt_logprobs = take_prompt_logprobs(fields, stream)?;
+    let truncation = take_truncation(fields)?;
+    let extras = take_extras(fields, stream)?;
     Ok(Params {
         sampling,
         seed,
@@ -103,12 +155,15 @@ pub(crate) fn take_params(app: &App, fields: &mut Fields) -> Result<Params, ApiE
         max_tokens,
         max_tokens_path,
         choices,
-        prompt_logprobs: None,
+        prompt_logprobs,
+        echo_logprobs: None,
+        truncation,
         output,
         form: take_form(app, fields)?,
         tools: Arc::default(),
         stream,
         include_usage,
+        extras,
     })
 }
 
@@ -159,6 +214,47 @@ fn take_sampling(app: &App, fields: &mut Fields) -> Result<SamplingParams, ApiEr
         stop_token_ids: take_token_ids(fields, "stop_token_ids", vocab_size)?,
         logprobs: None,
     })
+}
+
+/// `include_reasoning` and `separate_reasoning`.
+fn take_thinking_output(fields: &mut Fields) -> Result<ThinkingOutput, ApiError> {
+    let shown = fields.boolean("include_reasoning")?.unwrap_or(true);
+    let apart = fields.boolean("separate_reasoning")?.unwrap_or(true);
+    Ok(match (shown, apart) {
+        (false, _) => ThinkingOutput::Hidden,
+        (true, false) => ThinkingOutput::Inline,
+        (true, true) => ThinkingOutput::Apart,
+    })
+}
+
+fn take_prompt_logprobs(fields: &mut Fields, stream: bool) -> Result<Option<usize>, ApiError> {
+    let found = take_top_logprobs(fields, "prompt_logprobs")?;
+    if stream && found.is_some() {
+        let message = "`prompt_logprobs` is for answers that are not streamed: leave out `stream`";
+        return Err(ApiError::field("prompt_logprobs", message).with_code("invalid_value"));
+    }
+    Ok(found)
+}
+
+/// `truncate_prompt_tokens`: a number of tokens, or -1 for what fits.
+fn take_truncation(fields: &mut Fields) -> Result<Truncation, ApiError> {
+    let expected = "a whole number: -1 for what fits, or at least 1";
+    let found = fields.integer("truncate_prompt_tokens", expected, |keep| keep == -1 || keep >= 1)?;
+    Ok(match found {
+        None => Truncation::Refuse,
+        Some(keep) => usize::try_from(keep).map_or(Truncation::ToFit, Truncation::To),
+    })
+}
+
+fn take_extras(fields: &mut Fields, stream: bool) -> Result<Extras, ApiError> {
+    let timings_per_token = fields.boolean("timings_per_token")?.unwrap_or(false);
+    let timings = fields.boolean("timings")?.unwrap_or(timings_per_token);
+    let progress = fields.boolean("return_progress")?.unwrap_or(false);
+    if progress && !stream {
+        let message = "`return_progress` is only for `stream`: true";
+        return Err(ApiError::field("return_progress", message).with_code("invalid_value"));
+    }
+    Ok(Extras { timings, timings_per_token, progress })
 }
 
 /// Any 64-bit integer, signed or not.

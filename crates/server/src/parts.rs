@@ -31,7 +31,7 @@ pub(crate) enum PartNews {
 /// Puts the parts of one answer together. A part ends when the next one begins.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
-    parts: Vec<Part>,
+    list: Vec<Part>,
     open: bool,
     /// White space that is text only if more text follows: models write it in front of calls.
     blank: String,
@@ -39,7 +39,11 @@ pub(crate) struct Parts {
 
 impl Parts {
     pub(crate) fn all(&self) -> &[Part] {
-        &self.parts
+        &self.list
+    }
+
+    pub(crate) fn has_calls(&self) -> bool {
+        self.list.iter().any(|part| matches!(part.kind, PartKind::Call(_)))
     }
 
     /// Takes what was added to the answer; tells what became of which part, in order.
@@ -65,7 +69,7 @@ impl Parts {
     }
 
     fn take_text(&mut self, content: String, news: &mut Vec<(usize, PartNews)>) {
-        let in_text = self.open && self.parts.last().is_some_and(|part| part.kind == PartKind::Text);
+        let in_text = self.open && self.list.last().is_some_and(|part| part.kind == PartKind::Text);
         if in_text {
             return self.extend(content, news);
         }
@@ -81,7 +85,7 @@ impl Parts {
         if text.is_empty() {
             return;
         }
-        let goes_on = self.open && self.parts.last().is_some_and(|part| part.kind == *kind);
+        let goes_on = self.open && self.list.last().is_some_and(|part| part.kind == *kind);
         if !goes_on {
             self.begin(kind.clone(), news);
         }
@@ -91,20 +95,20 @@ impl Parts {
     fn begin(&mut self, kind: PartKind, news: &mut Vec<(usize, PartNews)>) {
         self.end(news);
         self.open = true;
-        news.push((self.parts.len(), PartNews::Begun));
-        self.parts.push(Part { kind, text: String::new() });
+        news.push((self.list.len(), PartNews::Begun));
+        self.list.push(Part { kind, text: String::new() });
     }
 
     fn extend(&mut self, text: String, news: &mut Vec<(usize, PartNews)>) {
-        if let Some(index) = self.parts.len().checked_sub(1).filter(|_| !text.is_empty()) {
-            self.parts[index].text.push_str(&text);
+        if let Some(index) = self.list.len().checked_sub(1).filter(|_| !text.is_empty()) {
+            self.list[index].text.push_str(&text);
             news.push((index, PartNews::More(text)));
         }
     }
 
     fn end(&mut self, news: &mut Vec<(usize, PartNews)>) {
         if std::mem::take(&mut self.open) {
-            news.push((self.parts.len() - 1, PartNews::Ended));
+            news.push((self.list.len() - 1, PartNews::Ended));
         }
     }
 }

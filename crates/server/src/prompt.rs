@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::messages::{gather_system, has_late_system};
-use crate::params::Params;
+use crate::params::{Params, Truncation};
 use crate::tools::ToolSettings;
 
 /// KV is handed out in pages of this many tokens; several choices each round up to whole pages.
@@ -29,6 +29,8 @@ pub(crate) struct Prompt {
     pub(crate) max_tokens: usize,
     /// The beginning of the answer, where the prompt has it already.
     pub(crate) lead: Option<String>,
+    /// How much the model was asked to think, for the log; none where there is no template.
+    pub(crate) effort: Option<String>,
 }
 
 /// A conversation to be rendered.
@@ -119,6 +121,8 @@ pub(crate) struct Encoded {
     pub(crate) ids: Vec<u32>,
     /// Whether the text opens a thinking section.
     pub(crate) opens_reasoning: bool,
+    /// How much thinking the text asks for.
+    effort: String,
 }
 
 /// Renders and tokenises a conversation.
@@ -129,8 +133,14 @@ pub(crate) async fn encode_chat(app: &App, conversation: Conversation) -> Result
     };
     let tokenizer = Arc::clone(&app.text.tokenizer);
     prepare(app, move || {
+        let asked = conversation.kwargs.get("reasoning_effort").and_then(Value::as_str).map(str::to_owned);
         let (rendered, opens_reasoning) = render_to_its_end(&template, conversation)?;
-        Ok(Encoded { ids: rendered.encode(&tokenizer), text: rendered.text, opens_reasoning })
+        let effort = match asked {
+            _ if !opens_reasoning => "off".to_owned(),
+            Some(level) if template.source().contains("reasoning_effort") => level,
+            _ => "default".to_owned(),
+        };
+        Ok(Encoded { ids: rendered.encode(&tokenizer), text: rendered.text, opens_reasoning, effort })
     })
     .await
 }
@@ -143,9 +153,9 @@ pub(crate) async fn prepare_chat(
     params: &Params,
 ) -> Result<Vec<Prompt>, ApiError> {
     let lead = conversation.lead.clone();
-    let Encoded { ids, opens_reasoning, .. } = encode_chat(app, conversation).await?;
+    let Encoded { ids, opens_reasoning, effort, .. } = encode_chat(app, conversation).await?;
     let prompt = fit(app, path, ids, opens_reasoning, params, app.options.defaults.max_tokens)?;
-    Ok(vec![Prompt { lead, ..prompt }])
+    Ok(vec![Prompt { lead, effort: Some(effort), ..prompt }])
 }
 
 /// Runs work on a prompt where it holds up nobody, and not too much of it at once.
@@ -320,11 +330,18 @@ pub(crate) fn context_limit(facts: &EngineFacts, choices: usize) -> usize {
 pub(crate) fn fit(
     app: &App,
     param: &str,
-    ids: Vec<u32>,
+    mut ids: Vec<u32>,
     opens_reasoning: bool,
     params: &Params,
     fallback: Option<usize>,
 ) -> Result<Prompt, ApiError> {
+    let limit = context_limit(app.facts(), params.choices);
+    let keep = match params.truncation {
+        Truncation::Refuse => ids.len(),
+        Truncation::ToFit => limit.saturating_sub(params.max_tokens.unwrap_or(1)),
+        Truncation::To(tokens) => tokens,
+    };
+    ids.drain(..ids.len().saturating_sub(keep));
     if ids.is_empty() {
         let message = format!("`{param}` is empty: at least one token is needed");
         return Err(ApiError::field(param, message).with_code("invalid_value"));
@@ -335,7 +352,6 @@ pub(crate) fn fit(
             format!("`{param}` has the token {id}, but the model's tokens end at {}", vocab_size - 1);
         return Err(ApiError::field(param, message).with_code("invalid_value"));
     }
-    let limit = context_limit(app.facts(), params.choices);
     let prompt_tokens = ids.len();
     let least = params.max_tokens.unwrap_or(1).min(1);
     if prompt_tokens + least > limit {
@@ -362,7 +378,7 @@ pub(crate) fn fit(
         let message = format!("`min_tokens` is {least}, but only {max_tokens} tokens may be generated");
         return Err(ApiError::field("min_tokens", message).with_code("invalid_value"));
     }
-    Ok(Prompt { ids: ids.into(), opens_reasoning, max_tokens, lead: None })
+    Ok(Prompt { ids: ids.into(), opens_reasoning, max_tokens, lead: None, effort: None })
 }
 
 fn too_long(param: &str, prompt_tokens: usize, limit: usize, params: &Params, fitting: usize) -> ApiError {

@@ -29,6 +29,7 @@ pub(crate) struct MessageBody {
 
 /// Token counts in Anthropic's way: what was found in the cache is not input.
 #[derive(Debug, Clone, Copy, Serialize)]
+#[expect(clippy::struct_field_names, reason = "the API's own names")]
 struct MessageUsage {
     input_tokens: usize,
     cache_creation_input_tokens: usize,
@@ -103,6 +104,8 @@ impl MessageAnswer {
             Finish::Length => "max_tokens",
             Finish::ToolCalls => "tool_use",
             Finish::Stop if generation.matched_stop(0).is_some() => "stop_sequence",
+            // However the call came about, its result is waited for.
+            Finish::Stop if self.parts.has_calls() => "tool_use",
             Finish::Stop => "end_turn",
         })
     }
@@ -127,7 +130,7 @@ impl Answer for MessageAnswer {
     fn update(&mut self, generation: &Generation, update: Update, events: &mut Events) {
         self.start(generation, events);
         let news = match update {
-            Update::Started { .. } | Update::PromptLogprobs { .. } => return,
+            Update::Started { .. } | Update::Progress { .. } | Update::PromptLogprobs { .. } => return,
             Update::Delta { delta, .. } => self.parts.take(delta),
             Update::Finished { finish, .. } => {
                 self.finish = Some(finish);

@@ -216,7 +216,9 @@ fn take_text_block(app: &App, path: &str, block: Value) -> Result<String, ApiErr
 }
 
 fn text_part(text: String) -> Value {
-    json!({"type": "text", "text": text})
+    let mut part = json!({"type": "text"});
+    part["text"] = text.into();
+    part
 }
 
 /// A string that has to be there.
@@ -319,13 +321,11 @@ pub(super) fn take_thinking(app: &App, fields: &mut Fields) -> Result<(), ApiErr
             fields.put("reasoning_effort", "output_config.effort".into(), effort);
         }
         if let Some(format) = config.take("format") {
-            put_format(fields, "output_config.format", format);
+            fields.put("response_format", "output_config.format".into(), format);
         }
         settle(app, &config)?;
     }
-    if let Some(format) = fields.take("output_format") {
-        put_format(fields, "output_format", format);
-    }
+    fields.rename("output_format", "response_format");
     Ok(())
 }
 
@@ -334,13 +334,4 @@ fn put_thinking(fields: &mut Fields, path: &str, thinking: bool) {
     if !fields.has("enable_thinking") {
         fields.put("enable_thinking", path.to_owned(), thinking.into());
     }
-}
-
-/// `{"type": "json_schema", "schema": …}`
-fn put_format(fields: &mut Fields, path: &str, mut format: Value) {
-    if format["type"] == "json_schema" {
-        let schema = format["schema"].take();
-        format = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
-    }
-    fields.put("response_format", path.to_owned(), format);
 }

@@ -166,6 +166,33 @@ pub(super) fn output() -> Vec<Field> {
     vec![
         field("stream", boolean(), true, "Send the answer as server-sent events while it is made"),
         field("stream_options", options, json!({"include_usage": true}), "Only with `stream`"),
+        field("include_reasoning", boolean(), false, "Whether the answer has the thinking; true if left out"),
+        field(
+            "separate_reasoning",
+            boolean(),
+            false,
+            "False puts thinking into the content, between its tags",
+        ),
+        field("timings", boolean(), true, "Add how long prompt and answer took"),
+        field("timings_per_token", boolean(), true, "The same in every event of a stream"),
+        field(
+            "return_progress",
+            boolean(),
+            true,
+            "With `stream`: events that tell how far the prompt is processed",
+        ),
+        field(
+            "prompt_logprobs",
+            whole(0, 20),
+            1,
+            "Add log-probabilities of the prompt's tokens; not with `stream`",
+        ),
+        field(
+            "truncate_prompt_tokens",
+            any_of([one_of([-1]), count(1)]),
+            4000,
+            "Cut a longer prompt at its beginning; -1 to what fits",
+        ),
         field("return_token_ids", boolean(), true, "Add the ids of the prompt's and the answer's tokens"),
     ]
 }
@@ -218,24 +245,37 @@ pub(super) fn conversation() -> Vec<Field> {
             "Arguments of the chat template, as it spells them",
         ),
         field("enable_thinking", boolean(), false, "Whether the model thinks before it answers"),
-        field(
-            "reasoning_effort",
-            one_of(["none", "minimal", "low", "medium", "high", "xhigh", "max"]),
-            "low",
-            "How much to think: the nearest that the template knows",
-        ),
+        field("reasoning_effort", efforts(), "low", "How much to think: the nearest that the template knows"),
         field(
             "add_generation_prompt",
             boolean(),
             true,
-            "End the prompt where the answer begins; true if left out",
+            "End the prompt where the answer begins; without it the messages decide",
+        ),
+        field(
+            "continue_final_message",
+            boolean(),
+            false,
+            "Go on with the assistant's last message; without it the messages decide",
         ),
     ]
 }
 
+fn efforts() -> Value {
+    one_of(["none", "off", "minimal", "low", "medium", "high", "xhigh", "max"])
+}
+
 /// Fields of a chat alone.
 pub(super) fn chat() -> Vec<Field> {
+    let reasoning = object([
+        field("effort", efforts(), "low", "Another place for `reasoning_effort`"),
+        field("enabled", boolean(), false, "Another place for `enable_thinking`"),
+        field("max_tokens", count(-1), 100, "Another place for `thinking_token_budget`"),
+        field("exclude", boolean(), true, "Leave thinking out of the answer"),
+    ]);
+    let example = json!({"effort": "low", "enabled": true, "max_tokens": 100, "exclude": true});
     vec![
+        field("reasoning", reasoning, example, "All about thinking in one place"),
         field("logprobs", boolean(), true, "Add the log-probabilities of the answer's tokens"),
         field("top_logprobs", whole(0, 20), 0, "With `logprobs`: of so many likely tokens at each place"),
         field("echo", one_of([false]), false, "Only /v1/completions can give the prompt back"),

@@ -299,7 +299,7 @@ impl Answer for ResponseAnswer {
 
     fn update(&mut self, _generation: &Generation, update: Update, events: &mut Events) {
         let news = match update {
-            Update::Started { .. } | Update::PromptLogprobs { .. } => return,
+            Update::Started { .. } | Update::Progress { .. } | Update::PromptLogprobs { .. } => return,
             Update::Delta { mut delta, .. } => {
                 if self.logprobs {
                     let tokens = std::mem::take(&mut delta.tokens);

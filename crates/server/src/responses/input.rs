@@ -52,7 +52,9 @@ pub(super) fn assistant_message(reasoning: String, content: Value, calls: Vec<Va
 
 /// A call in such a message.
 pub(super) fn call(id: &str, name: &str, arguments: Value) -> Value {
-    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    let mut call = json!({"id": id, "type": "function", "function": {"name": name}});
+    call["function"]["arguments"] = arguments;
+    call
 }
 
 impl<'a> Items<'a> {
@@ -111,7 +113,7 @@ impl<'a> Items<'a> {
     fn take_message(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         let role = needed(fields, "role")?;
         let path = fields.path("content");
-        let content = self.take_texts(&path, fields.take("content").unwrap_or_default())?;
+        let content = take_texts(&path, fields.take("content").unwrap_or_default())?;
         match role.as_str() {
             "assistant" => {
                 let is_new = |open: &Assistant| open.texts.is_empty() && open.calls.is_empty();
@@ -138,7 +140,7 @@ impl<'a> Items<'a> {
         let mut take = |name: &str| -> Result<String, ApiError> {
             let path = fields.path(name);
             let Some(value) = fields.take(name) else { return Ok(String::new()) };
-            Ok(self.take_texts(&path, value)?.iter().filter_map(|part| part["text"].as_str()).collect())
+            Ok(take_texts(&path, value)?.iter().filter_map(|part| part["text"].as_str()).collect())
         };
         let (summary, content) = (take("summary")?, take("content")?);
         let begun = |open: &Assistant| !(open.texts.is_empty() && open.calls.is_empty());
@@ -163,7 +165,7 @@ impl<'a> Items<'a> {
         let id = needed(fields, "call_id")?;
         let path = fields.path("output");
         let content = match fields.take("output").unwrap_or_default() {
-            output @ (Value::String(_) | Value::Array(_)) => self.take_texts(&path, output)?,
+            output @ (Value::String(_) | Value::Array(_)) => take_texts(&path, output)?,
             other => return Err(ApiError::value(path, "a string or a list of text parts", &other)),
         };
         self.close();
@@ -171,20 +173,20 @@ impl<'a> Items<'a> {
         Ok(())
     }
 
-    /// A string, or a list of parts with text.
-    fn take_texts(&self, path: &str, content: Value) -> Result<Vec<Value>, ApiError> {
-        match content {
-            Value::String(text) => Ok(vec![text_part(&text)]),
-            Value::Array(parts) => {
-                let take = |(index, part): (usize, Value)| take_text(&format!("{path}[{index}]"), &part);
-                parts.into_iter().enumerate().map(take).collect()
-            }
-            other => Err(ApiError::value(path, "a string or a list of text parts", &other)),
-        }
-    }
-
     fn close(&mut self) {
         self.messages.extend(self.open.take().map(Assistant::into_message));
+    }
+}
+
+/// A string, or a list of parts with text.
+fn take_texts(path: &str, content: Value) -> Result<Vec<Value>, ApiError> {
+    match content {
+        Value::String(text) => Ok(vec![text_part(&text)]),
+        Value::Array(parts) => {
+            let take = |(index, part): (usize, Value)| take_text(&format!("{path}[{index}]"), &part);
+            parts.into_iter().enumerate().map(take).collect()
+        }
+        other => Err(ApiError::value(path, "a string or a list of text parts", &other)),
     }
 }
 
@@ -218,13 +220,9 @@ pub(super) fn take_text_settings(fields: &mut Fields) -> Result<(), ApiError> {
     let mut text = Fields::nested("text", value)?;
     // A hint that has no effect here.
     text.take("verbosity");
-    let Some(mut format) = text.take("format") else { return Ok(()) };
-    if format["type"] == "json_schema" {
-        let Value::Object(mut schema) = format else { return Ok(()) };
-        schema.remove("type");
-        format = json!({"type": "json_schema", "json_schema": schema});
+    if let Some(format) = text.take("format") {
+        fields.put("response_format", "text.format".into(), format);
     }
-    fields.put("response_format", "text.format".into(), format);
     Ok(())
 }
 

@@ -25,7 +25,7 @@ pub(crate) async fn show(
 }
 
 #[derive(Serialize)]
-pub(crate) struct Deleted {
+pub(crate) struct Removed {
     id: String,
     object: &'static str,
     deleted: bool,
@@ -36,10 +36,10 @@ pub(crate) async fn remove(
     State(app): State<Arc<App>>,
     Extension(origin): Extension<Origin>,
     Path(id): Path<String>,
-) -> Result<Json<Deleted>, ApiError> {
+) -> Result<Json<Removed>, ApiError> {
     find(&app, &origin.caller.name, &id)?;
     app.responses.remove(&id);
-    Ok(Json(Deleted { id, object: "response", deleted: true }))
+    Ok(Json(Removed { id, object: "response", deleted: true }))
 }
 
 #[derive(Serialize)]

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::{ChunkUsage, Head, Usage};
+use super::{ChunkUsage, Head, PromptProgress, Timings, Usage};
 use crate::choice::ToolCallDelta;
-use crate::logprobs::ChatLogprobs;
+use crate::logprobs::{ChatLogprobs, PromptLogprobs};
 
 #[derive(Serialize)]
 pub(crate) struct ChatBody {
@@ -14,6 +14,10 @@ pub(crate) struct ChatBody {
     pub(crate) usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) timings: Option<Timings>,
 }
 
 #[derive(Serialize)]
@@ -85,6 +89,24 @@ pub(crate) struct ChatChunk<'a> {
     pub(crate) usage: ChunkUsage,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_progress: Option<PromptProgress>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) timings: Option<Timings>,
+}
+
+impl<'a> ChatChunk<'a> {
+    /// A chunk that says nothing yet.
+    pub(crate) fn empty(head: &'a Head) -> Self {
+        Self {
+            head,
+            choices: Vec::new(),
+            usage: ChunkUsage::NotAsked,
+            prompt_token_ids: None,
+            prompt_progress: None,
+            timings: None,
+        }
+    }
 }
 
 #[derive(Default, Serialize)]

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::{ChunkUsage, Head, Usage};
-use crate::logprobs::CompletionLogprobs;
+use super::{ChunkUsage, Head, PromptProgress, Timings, Usage};
+use crate::logprobs::{CompletionLogprobs, PromptLogprobs};
 
 #[derive(Serialize)]
 pub(crate) struct CompletionBody {
@@ -11,6 +11,8 @@ pub(crate) struct CompletionBody {
     pub(crate) head: Head,
     pub(crate) choices: Vec<CompletionChoice>,
     pub(crate) usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) timings: Option<Timings>,
 }
 
 #[derive(Serialize)]
@@ -20,6 +22,17 @@ pub(crate) struct CompletionChunk<'a> {
     pub(crate) choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "ChunkUsage::is_absent")]
     pub(crate) usage: ChunkUsage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_progress: Option<PromptProgress>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) timings: Option<Timings>,
+}
+
+impl<'a> CompletionChunk<'a> {
+    /// A chunk that says nothing yet.
+    pub(crate) fn empty(head: &'a Head) -> Self {
+        Self { head, choices: Vec::new(), usage: ChunkUsage::NotAsked, prompt_progress: None, timings: None }
+    }
 }
 
 /// A choice, whole or in part.
@@ -33,4 +46,6 @@ pub(crate) struct CompletionChoice {
     pub(crate) token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
 }

@@ -47,6 +47,31 @@ pub(crate) struct CompletionDetails {
     pub(crate) reasoning_tokens: usize,
 }
 
+/// How long an answer took: its prompt, without what was cached, from the engine's beginning to the first token; then its
+/// tokens. Several choices at once count together.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct Timings {
+    pub(crate) cache_n: usize,
+    pub(crate) prompt_n: usize,
+    pub(crate) prompt_ms: f64,
+    pub(crate) prompt_per_token_ms: f64,
+    pub(crate) prompt_per_second: f64,
+    pub(crate) predicted_n: usize,
+    pub(crate) predicted_ms: f64,
+    pub(crate) predicted_per_token_ms: f64,
+    pub(crate) predicted_per_second: f64,
+}
+
+/// How far a prompt is processed, tokens; what was cached counts as processed.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct PromptProgress {
+    pub(crate) total: usize,
+    pub(crate) cache: usize,
+    pub(crate) processed: usize,
+    /// Since the engine has begun.
+    pub(crate) time_ms: f64,
+}
+
 /// What every body and chunk of an answer begins with.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Head {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
+use qwill_contract::EngineFacts;
 use qwill_server::{LenientModelNames, ServerOptions};
 use serde_json::{Value, json};
 
@@ -329,4 +330,54 @@ async fn names_of_agents_models_are_answered_unless_told_not_to() {
     let any = Bench::with(options, engine::facts(), one_by_one(tokens("x")));
     let reply = any.post(MESSAGES, with(body(), json!({"model": "whatever"}))).await;
     assert_eq!(reply.json()["model"], "whatever");
+}
+
+const CALLS: &str = "Looking.\n\n<tool_call>\n<function=find>\n<parameter=city>\nÅrhus 🙂\n</parameter>\n\
+                     <parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n\
+                     <function=find>\n</function>\n</tool_call>";
+
+fn tools() -> Value {
+    let properties = json!({"city": {"type": "string"}, "days": {"type": "integer"}});
+    json!([{"name": "find", "input_schema": {"type": "object", "properties": properties}}])
+}
+
+#[tokio::test]
+async fn calls_of_tools_are_blocks_of_their_own() {
+    for step_tokens in [1, 4, 1000] {
+        for ids in [tokens(CALLS), byte_tokens(CALLS)] {
+            let body = with(body(), json!({"tools": tools(), "max_tokens": 500}));
+            let facts = EngineFacts { max_context_tokens: 1024, ..engine::facts() };
+            let bench = Bench::with(ServerOptions::default(), facts, in_steps(ids, step_tokens));
+            let (plain, streamed) = bench.both(MESSAGES, body).await;
+            assert_eq!(plain["stop_reason"], "tool_use");
+            let content = plain["content"].as_array().unwrap();
+            assert_eq!(content.len(), 3, "{content:?}");
+            assert_eq!(content[0], json!({"type": "text", "text": "Looking."}));
+            assert_eq!((&content[1]["type"], &content[1]["name"]), (&json!("tool_use"), &json!("find")));
+            assert_eq!(content[1]["input"], json!({"city": "Århus 🙂", "days": 2}));
+            assert_eq!(content[2]["input"], json!({}));
+            assert_ne!(content[1]["id"], content[2]["id"]);
+            let mut accumulated = accumulated(&streamed);
+            for (mine, theirs) in accumulated["content"].as_array_mut().unwrap().iter_mut().zip(content) {
+                if let Some(id) = theirs.get("id") {
+                    mine["id"] = id.clone();
+                }
+            }
+            assert_eq!(without_id(accumulated), without_id(plain));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_forced_call_is_waited_for_like_any_other() {
+    let rest = "<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>";
+    let bench = Bench::saying(rest);
+    let choice = json!({"type": "tool", "name": "find", "disable_parallel_tool_use": true});
+    let body = with(body(), json!({"tools": tools(), "tool_choice": choice}));
+    let (plain, streamed) = bench.both(MESSAGES, body).await;
+    assert!(bench.last_prompt().contains("<function=find>"), "{}", bench.last_prompt());
+    for message in [plain, accumulated(&streamed)] {
+        assert_eq!(message["stop_reason"], "tool_use");
+        assert_eq!(message["content"][0]["input"], json!({"city": "Oslo"}));
+    }
 }

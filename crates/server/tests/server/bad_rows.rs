@@ -124,8 +124,6 @@ pub(crate) fn unsupported_rows() -> Vec<Row> {
         ("allowed_token_ids", json!([1]), "not supported yet"),
         ("use_beam_search", json!(true), "send false, got true"),
         ("length_penalty", json!(0.5), "got 0.5"),
-        ("prompt_logprobs", json!(1), "not supported yet"),
-        ("truncate_prompt_tokens", json!(10), "not supported yet"),
         ("typical_p", json!(0.5), "got 0.5"),
         ("mirostat", json!(2), "got 2"),
         ("xtc_probability", json!(0.5), "got 0.5"),

@@ -165,6 +165,7 @@ fn perform(submission: Submission, stage: &Stage, script: &Script) -> usize {
         }
     };
     send(Event::Started { cached_tokens: CACHED_TOKENS.min(request.prompt.len() - 1) });
+    send(Event::Progress { processed_tokens: request.prompt.len() });
     if let Some(top) = request.prompt_logprobs {
         let first_has_none = |(index, &id): (usize, &u32)| (index > 0).then(|| logprobs_of(id, top));
         send(Event::PromptLogprobs(request.prompt.iter().enumerate().map(first_has_none).collect()));

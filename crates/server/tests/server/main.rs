@@ -9,6 +9,7 @@ mod chat;
 mod client;
 mod completions;
 mod engine;
+mod extras;
 mod failures;
 mod forms;
 mod fuzz;

@@ -38,7 +38,7 @@ async fn names_without_a_version_are_the_same_endpoints() {
     assert_eq!(completion["object"], "text_completion");
 }
 
-fn prefilled(last: Value) -> Value {
+fn prefilled(last: &Value) -> Value {
     json!({"messages": [{"role": "user", "content": "2+2?"}, last]})
 }
 
@@ -48,7 +48,7 @@ async fn the_assistants_last_words_are_continued_to_the_letter() {
     // The last one ends like what the template writes behind it, another one in white space that it would cut.
     for words in ["The answer is", "The answer is ", "The <|im_end|", "end"] {
         for more in [json!({}), json!({"continue_final_message": true, "add_generation_prompt": false})] {
-            let body = prefilled(json!({"role": "assistant", "content": words}));
+            let body = prefilled(&json!({"role": "assistant", "content": words}));
             let reply = bench.post(CHAT, with(body, more)).await;
             assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
             let choice = reply.json()["choices"][0].clone();
@@ -66,7 +66,7 @@ async fn the_assistants_last_words_are_continued_to_the_letter() {
 async fn thinking_that_was_begun_goes_on() {
     let bench = Bench::new(in_steps(byte_tokens("two</think>\n\n4."), 3));
     let last = json!({"role": "assistant", "content": "", "reasoning_content": "two and "});
-    let (plain, streamed) = bench.both(CHAT, prefilled(last)).await;
+    let (plain, streamed) = bench.both(CHAT, prefilled(&last)).await;
     assert!(bench.last_prompt().ends_with("<think>\ntwo and "), "{}", bench.last_prompt());
     assert_eq!(plain["choices"][0]["message"]["reasoning_content"], "two");
     assert_eq!(plain["choices"][0]["message"]["content"], "4.");
@@ -83,7 +83,7 @@ async fn a_turn_of_its_own_where_asked_or_where_nothing_goes_on() {
         (json!({"role": "assistant", "tool_calls": [call]}), json!({})),
         (json!({"role": "assistant", "content": ""}), json!({})),
     ] {
-        let reply = bench.post(CHAT, with(prefilled(last), more)).await;
+        let reply = bench.post(CHAT, with(prefilled(&last), more)).await;
         assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
         assert!(bench.last_prompt().ends_with("<|im_start|>assistant\n<think>\n"), "{}", bench.last_prompt());
     }
@@ -96,7 +96,7 @@ async fn a_turn_of_its_own_where_asked_or_where_nothing_goes_on() {
             "continue_final_message",
         ),
     ] {
-        let body = with(prefilled(last), with(json!({"continue_final_message": true}), more));
+        let body = with(prefilled(&last), with(json!({"continue_final_message": true}), more));
         let reply = bench.post(CHAT, body).await;
         assert_eq!((reply.status, reply.error()["param"].clone()), (StatusCode::BAD_REQUEST, json!(param)));
     }

@@ -365,7 +365,12 @@ async fn errors_name_the_clients_own_fields() {
         (json!({"max_output_tokens": 100_000}), 400, "max_output_tokens"),
         (json!({"reasoning": {"effort": "very"}}), 400, "reasoning.effort"),
         (json!({"reasoning": {"summary": "long"}}), 400, "reasoning.summary"),
-        (json!({"text": {"format": {"type": "poem"}}}), 400, "text.format"),
+        (json!({"text": {"format": {"type": "poem"}}}), 400, "text.format.type"),
+        (
+            json!({"text": {"format": {"type": "json_schema", "name": "a", "schema": 1}}}),
+            400,
+            "text.format.schema",
+        ),
         (json!({"tools": [{"type": "function"}]}), 400, "tools[0].name"),
         (json!({"truncation": "some"}), 400, "truncation"),
         (json!({"background": true}), 400, "background"),
@@ -392,4 +397,62 @@ async fn a_failure_in_mid_stream_ends_it_as_failed() {
     assert_eq!(response["output"][0]["status"], "incomplete");
     let id = response["id"].as_str().unwrap();
     assert_eq!(bench.get(&format!("/v1/responses/{id}")).await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn calls_of_functions_are_items_of_their_own() {
+    const CALLS: &str = "Looking.\n\n<tool_call>\n<function=web__find>\n<parameter=city>\nÅrhus 🙂\n</parameter>\n\
+                         </function>\n</tool_call>\n<tool_call>\n<function=shell>\n</function>\n</tool_call>";
+    let tools = json!([
+        {"type": "function", "name": "shell", "parameters": {"type": "object"}},
+        {"type": "namespace", "name": "web", "tools": [
+            {"type": "function", "name": "find",
+             "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+        ]},
+    ]);
+    for step_tokens in [1, 4, 1000] {
+        let facts = EngineFacts { max_context_tokens: 1024, ..engine::facts() };
+        let script = in_steps(byte_tokens(CALLS), step_tokens);
+        let bench = Bench::with(ServerOptions::default(), facts, script);
+        let (plain, streamed) = bench.both(RESPONSES, with(plain(), json!({"tools": tools}))).await;
+        let output = plain["output"].as_array().unwrap();
+        assert_eq!(output[0]["content"][0]["text"], "Looking.");
+        let call = |index: usize| {
+            let item = &output[index];
+            (
+                item["type"].as_str(),
+                item["namespace"].as_str(),
+                item["name"].as_str(),
+                item["arguments"].as_str(),
+            )
+        };
+        let arguments = serde_json::from_str::<Value>(call(1).3.unwrap()).unwrap();
+        assert_eq!(arguments, json!({"city": "Århus 🙂"}));
+        assert_eq!((call(1).0, call(1).1, call(1).2), (Some("function_call"), Some("web"), Some("find")));
+        assert_eq!(call(2), (Some("function_call"), None, Some("shell"), Some("{}")));
+        let names = order(&streamed);
+        let of_call = [
+            "response.output_item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+        ];
+        assert_eq!(names[8..12], of_call, "{names:?}");
+        let events = streamed.named_events();
+        let joined: String = events
+            .iter()
+            .filter(|(name, event)| name.ends_with("arguments.delta") && event["output_index"] == 1)
+            .map(|(_, event)| event["delta"].as_str().unwrap())
+            .collect();
+        assert_eq!(Some(joined.as_str()), call(1).3);
+        // The call is known when the conversation goes on, under the name that the model has used.
+        let outputs = json!([
+            {"type": "function_call_output", "call_id": output[1]["call_id"], "output": "sun"},
+            {"type": "function_call_output", "call_id": output[2]["call_id"], "output": "done"},
+        ]);
+        bench.post(RESPONSES, json!({"previous_response_id": plain["id"], "input": outputs})).await;
+        let prompt = bench.last_prompt();
+        assert!(prompt.contains("<function=web__find>"), "{prompt}");
+        assert!(prompt.contains("<tool_response>\nsun\n</tool_response>"), "{prompt}");
+    }
 }
