@@ -88,7 +88,7 @@ fn our_own_server_is_measured_to_the_token() {
     }
 
     let table = stderr(&output, None);
-    assert_eq!(table.lines().filter(|line| line.starts_with("cohort ")).count(), 2, "{table}");
+    assert_eq!(table.lines().filter(|line| line.starts_with("cohort  ")).count(), 2, "{table}");
     let drawn = std::fs::read_to_string(svg.path()).unwrap();
     assert!(drawn.starts_with("<svg") && drawn.contains("Chats: throughput"), "{drawn}");
 }
