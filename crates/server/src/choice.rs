@@ -297,7 +297,8 @@ mod tests {
         ToolSettings::new(vec![tool], None, true, "tool_choice").unwrap()
     }
 
-    fn answer(ids: &[u32], step_tokens: &[usize], stop: &[String], opens_reasoning: bool) -> (Delta, Choice) {
+    /// An answer that may call a tool and has said nothing yet.
+    fn choice(stop: &[String], opens_reasoning: bool) -> Choice {
         let rules = OutputRules {
             stop: stop.to_vec(),
             include_stop: false,
@@ -305,9 +306,12 @@ mod tests {
             return_token_ids: false,
             thinking: ThinkingOutput::Apart,
         };
-        let prompt =
-            Prompt { ids: Arc::from([]), opens_reasoning, max_tokens: ids.len(), lead: None, effort: None };
-        let mut choice = Choice::new(&tokenizer(), &rules, Arc::from([]), CallRules::new(&tools()), &prompt);
+        let prompt = Prompt { ids: Arc::from([]), opens_reasoning, max_tokens: 0, lead: None, effort: None };
+        Choice::new(&tokenizer(), &rules, Arc::from([]), CallRules::new(&tools()), &prompt)
+    }
+
+    fn answer(ids: &[u32], step_tokens: &[usize], stop: &[String], opens_reasoning: bool) -> (Delta, Choice) {
+        let mut choice = choice(stop, opens_reasoning);
         let mut whole = Delta::default();
         let mut rest = ids;
         for &step in step_tokens.iter().cycle() {
@@ -327,6 +331,33 @@ mod tests {
         (whole, choice)
     }
 
+    /// The content before, between and after the calls.
+    fn stretches(ids: &[u32], stop: &[String], opens_reasoning: bool) -> Vec<String> {
+        let (mut choice, mut stretches) = (choice(stop, opens_reasoning), vec![String::new()]);
+        let mut take = |delta: Delta| {
+            // A call tells what was held back before it.
+            stretches.last_mut().unwrap().push_str(&delta.content);
+            if delta.tool_calls.iter().any(|call| call.begin.is_some()) {
+                stretches.push(String::new());
+            }
+        };
+        for &id in ids {
+            take(choice.push(vec![TokenOut { id, logprobs: None }]));
+        }
+        take(choice.end(Finish::Length));
+        stretches
+    }
+
+    #[test]
+    fn a_stop_string_does_not_reach_across_a_call() {
+        let ids = byte_tokens("a<tool_call>\n<function=f>\n</function>\n</tool_call>b, then ab");
+        let stop = ["ab".to_owned()];
+        let (delta, choice) = answer(&ids, &[3], &stop, false);
+        assert_eq!((delta.content.as_str(), delta.tool_calls.len()), ("ab, then ", 1));
+        assert_eq!(choice.matched_stop.as_deref(), Some("ab"));
+        assert_eq!(stretches(&ids, &stop, false), ["a", "b, then "]);
+    }
+
     proptest! {
         #[test]
         fn steps_do_not_change_the_answer(
@@ -342,7 +373,9 @@ mod tests {
             prop_assert_eq!(steps.finish, once.finish);
             prop_assert_eq!(steps.generated_tokens, once.generated_tokens);
             prop_assert_eq!(steps.reasoning_tokens, once.reasoning_tokens);
-            prop_assert!(!at_once.content.contains("stop") && !at_once.content.contains("ab"));
+            let has_stop = |text: &str| stop.iter().any(|stop| text.contains(stop.as_str()));
+            prop_assert!(!stretches(&ids, &stop, opens_reasoning).iter().any(|text| has_stop(text)));
+            prop_assert!(!at_once.tool_calls.is_empty() || !has_stop(&at_once.content));
             prop_assert_eq!(at_once.tokens.len(), once.generated_tokens);
             if !opens_reasoning && at_once.tool_calls.is_empty() && once.finish == Some(Finish::Length) {
                 prop_assert_eq!(at_once.content, text);
