@@ -27,9 +27,7 @@ static WORKERS: LazyLock<usize> =
 pub(crate) struct Guided {
     /// As it was before the first token.
     origin: Box<dyn Guide>,
-    /// The tokens of the sequence.
-    taken: Vec<u32>,
-    /// Stands behind these and some drafts.
+    /// Stands behind the sequence's tokens and some drafts.
     guide: Box<dyn Guide>,
     /// Drafts behind which the guide stands.
     ahead: usize,
@@ -42,7 +40,7 @@ pub(crate) struct Guided {
 impl Guided {
     pub(crate) fn new(guide: Box<dyn Guide>) -> Self {
         let origin = guide.clone();
-        Self { origin, taken: Vec::new(), guide, ahead: 0, masks: Vec::new(), failure: None }
+        Self { origin, guide, ahead: 0, masks: Vec::new(), failure: None }
     }
 
     /// After how many right drafts the sequence cannot go on, and why.
@@ -75,12 +73,12 @@ impl Guided {
         known + guard(|| self.guide.count_allowed(&drafts[known..])).unwrap_or(0)
     }
 
-    /// Makes the masks of all tokens up to the one behind these drafts, which may come.
-    fn make_masks(&mut self, drafts: &[u32], vocab_limit: usize) {
+    /// Makes the masks of all tokens up to the one behind these drafts, which may come. `output` are the sequence's tokens.
+    fn make_masks(&mut self, output: &[u32], drafts: &[u32], vocab_limit: usize) {
         if self.failure.is_some() || self.try_masks(drafts, vocab_limit).is_ok() {
             return;
         }
-        let again = self.restore().and_then(|()| self.try_masks(drafts, vocab_limit));
+        let again = self.restore(output).and_then(|()| self.try_masks(drafts, vocab_limit));
         self.failure = again.err();
     }
 
@@ -100,12 +98,12 @@ impl Guided {
         Ok(())
     }
 
-    /// Goes on behind the tokens that the sequence has taken, of which the first `right` were its drafts.
-    pub(crate) fn advance(&mut self, right: usize, tokens: &[u32]) {
-        self.taken.extend(tokens);
+    /// Goes on behind the last `new` tokens of the sequence's output, of which the first `right` were its drafts.
+    pub(crate) fn advance(&mut self, right: usize, new: usize, output: &[u32]) {
+        let tokens = &output[output.len() - new..];
         let went_on = self.failure.is_none() && self.try_advance(right.min(tokens.len()), tokens).is_ok();
         self.masks.clear();
-        self.failure = if went_on { None } else { self.restore().err() };
+        self.failure = if went_on { None } else { self.restore(output).err() };
         self.ahead = 0;
     }
 
@@ -118,10 +116,10 @@ impl Guided {
     }
 
     /// Begins anew and goes on behind the sequence's tokens.
-    fn restore(&mut self) -> Result<(), GuideError> {
+    fn restore(&mut self, output: &[u32]) -> Result<(), GuideError> {
         self.guide = self.origin.clone();
         self.ahead = 0;
-        self.taken.iter().try_for_each(|token| guard(|| self.guide.accept(*token)))
+        output.iter().try_for_each(|token| guard(|| self.guide.accept(*token)))
     }
 }
 
@@ -145,9 +143,9 @@ pub(crate) fn make_masks(live: &mut BTreeMap<RequestKey, Live>, draws: &[Draw], 
     let started = Instant::now();
     let mut jobs = jobs(live, &depths);
     let workers = WORKERS.min(jobs.len());
-    let work = |jobs: &mut [(&mut Guided, &[u32])]| {
-        for (guided, drafts) in jobs {
-            guided.make_masks(drafts, vocab_limit);
+    let work = |jobs: &mut [Job<'_>]| {
+        for (guided, output, drafts) in jobs {
+            guided.make_masks(output, drafts, vocab_limit);
         }
     };
     std::thread::scope(|scope| {
@@ -161,11 +159,11 @@ pub(crate) fn make_masks(live: &mut BTreeMap<RequestKey, Live>, draws: &[Draw], 
     metrics::histogram!("qwill_engine_mask_seconds").record(started.elapsed().as_secs_f64());
 }
 
-/// The guides of these sequences, with the drafts along which masks are wanted.
-fn jobs<'a>(
-    live: &'a mut BTreeMap<RequestKey, Live>,
-    depths: &BTreeMap<SequenceKey, usize>,
-) -> Vec<(&'a mut Guided, &'a [u32])> {
+/// A sequence's guide, its tokens, and the drafts along which masks are wanted.
+type Job<'a> = (&'a mut Guided, &'a [u32], &'a [u32]);
+
+/// Those of these sequences, up to so many drafts.
+fn jobs<'a>(live: &'a mut BTreeMap<RequestKey, Live>, depths: &BTreeMap<SequenceKey, usize>) -> Vec<Job<'a>> {
     let sequences = live.iter_mut().flat_map(|(request, live)| {
         let choices = live.sequences.iter_mut().enumerate();
         choices.filter_map(move |(choice, sequence)| {
@@ -174,7 +172,7 @@ fn jobs<'a>(
     });
     let wanted = sequences.filter_map(|(key, sequence)| {
         let depth = *depths.get(&key)?;
-        Some((sequence.guided.as_mut()?, &sequence.drafts[..depth]))
+        Some((sequence.guided.as_mut()?, &sequence.output[..], &sequence.drafts[..depth]))
     });
     wanted.collect()
 }

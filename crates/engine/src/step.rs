@@ -256,7 +256,7 @@ impl<M: StepModel> Engine<M> {
         let end = sequence.accept(&tokens, &live.rule).or(failed);
         tokens.truncate(sequence.generated() - before);
         if let (Some(guided), None) = (&mut sequence.guided, &end) {
-            guided.advance(right, &tokens);
+            guided.advance(right, tokens.len(), &sequence.output);
         }
         match &mut sequence.drafter {
             Some(drafter) => {
