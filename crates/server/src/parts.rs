@@ -1,6 +1,8 @@
 //! The parts of an answer in their order: thinking, text, calls of tools. Some APIs tell each of them apart, with a
 //! beginning and an end.
 
+use serde_json::{Value, json};
+
 use crate::choice::{Delta, ToolCallBegin};
 
 /// What a part is.
@@ -16,6 +18,14 @@ pub(crate) enum PartKind {
 pub(crate) struct Part {
     pub(crate) kind: PartKind,
     pub(crate) text: String,
+}
+
+impl Part {
+    /// The arguments of a call. What was cut short in the middle is nothing that a tool could take: there are none then.
+    pub(crate) fn arguments(&self) -> Value {
+        let whole = serde_json::from_str(&self.text).ok().filter(Value::is_object);
+        whole.unwrap_or_else(|| json!({}))
+    }
 }
 
 /// What happened to a part.

@@ -162,11 +162,7 @@ impl Answer for MessageAnswer {
         while let Some(update) = generation.next().await {
             self.update(&generation, update?, &mut Events::default());
         }
-        let whole = |part: &Part| {
-            // What was cut short in the middle is no input that a tool could take.
-            let input = serde_json::from_str(&part.text).ok().filter(Value::is_object);
-            block(part, &part.text, &input.unwrap_or_else(|| json!({})))
-        };
+        let whole = |part: &Part| block(part, &part.text, &part.arguments());
         let content = self.parts.all().iter().map(whole).collect();
         Ok(self.body(&generation, content))
     }

@@ -280,8 +280,7 @@ impl ResponseAnswer {
                 PartKind::Reasoning => reasoning.push_str(&part.text),
                 PartKind::Text => content.push_str(&part.text),
                 PartKind::Call(begin) => {
-                    let arguments = serde_json::from_str(&part.text).ok().filter(Value::is_object);
-                    calls.push(call(&begin.id, &begin.name, arguments.unwrap_or_else(|| json!({}))));
+                    calls.push(call(&begin.id, &begin.name, part.arguments()));
                 }
             }
         }
