@@ -158,8 +158,9 @@ impl Protocol {
             })
         };
         let at_once = self.shaped(&[SHARED], overrides).into_iter().flat_map(|row| {
-            let shared = row.prompts.shared();
-            [row.clone(), Row { prompts: shared, ..row }]
+            let tokens = row.prompts.tokens();
+            let shared = tokens.map(|tokens| Row { prompts: Prompts::SharedTokens(tokens), ..row.clone() });
+            std::iter::once(row).chain(shared)
         });
         once_each(lengths.iter().flat_map(talk).chain(at_once))
     }
@@ -207,14 +208,6 @@ impl Row {
 const OWN_TOKENS: usize = 64;
 
 impl Prompts {
-    /// The same, but with a common beginning.
-    fn shared(self) -> Self {
-        match self {
-            Self::RandomTokens(tokens) => Self::SharedTokens(tokens),
-            other => other,
-        }
-    }
-
     /// Length of what is drawn for them, tokens.
     pub(crate) fn tokens(self) -> Option<usize> {
         match self {

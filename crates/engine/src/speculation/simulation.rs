@@ -137,20 +137,25 @@ fn best_fixed(world: World, sequences: usize) -> f64 {
     [0, 1, 2, 3, 4, 5, 7, 11, MAX_DRAFTS].map(speed).into_iter().fold(0.0, f64::max)
 }
 
+/// A new server is nearly as fast as with the best fixed depth, once it has had some rounds to learn from.
+fn assert_learned(world: World, sequences: usize, learning_rounds: u64, name: &str) {
+    let best = best_fixed(world, sequences);
+    let mut server = Server::start(world, sequences);
+    server.run(world, learning_rounds, None);
+    let learned = server.run(world, rounds(sequences), None);
+    assert!(
+        learned > best * (1.0 - MOST_LOSS),
+        "{name}, {sequences} sequences: {learned:.1} tokens/s, the best fixed depth {best:.1}"
+    );
+}
+
 #[test]
 fn learned_depths_are_as_good_as_the_best_fixed_one_at_every_load() {
     for (name, world) in [("fast card", FAST_CARD), ("slow card", SLOW_CARD), ("processor", PROCESSOR)] {
         for shares in [FAST_CARD.shares, NEVER, COPYING] {
             for sequences in [1, 2, 4, 8, 16, 64] {
                 let world = World { shares, ..world };
-                let best = best_fixed(world, sequences);
-                let mut server = Server::start(world, sequences);
-                server.run(world, 200, None);
-                let learned = server.run(world, rounds(sequences), None);
-                assert!(
-                    learned > best * (1.0 - MOST_LOSS),
-                    "{name}, {sequences} sequences, shares {shares}: {learned:.1} tokens/s, the best fixed depth {best:.1}"
-                );
+                assert_learned(world, sequences, 200, &format!("{name}, shares {shares}"));
             }
         }
     }
@@ -162,14 +167,7 @@ fn rounds_that_take_longer_than_at_start_are_left_alone() {
     for row_slowness in [0.5, 2.0, 4.0, 6.0, 8.0] {
         for sequences in [1, 2, 4, 8, 16, 64] {
             let world = World { row_slowness, ..FAST_CARD };
-            let best = best_fixed(world, sequences);
-            let mut server = Server::start(world, sequences);
-            server.run(world, 500, None);
-            let learned = server.run(world, rounds(sequences), None);
-            assert!(
-                learned > best * (1.0 - MOST_LOSS),
-                "rows {row_slowness} times as slow, {sequences} sequences: {learned:.1} tokens/s, the best fixed depth {best:.1}"
-            );
+            assert_learned(world, sequences, 500, &format!("rows {row_slowness} times as slow"));
         }
     }
 }
