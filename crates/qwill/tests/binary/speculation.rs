@@ -1,13 +1,29 @@
 //! What the server tells of its drafts.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
-use crate::harness::Running;
+use crate::harness::{PATIENCE, Running};
 
 /// The value of a metric by its name and labels, as they are printed.
 fn metric(text: &str, name: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with(' '))?;
     line[name.len()..].trim().parse().ok()
+}
+
+/// The metrics once the last round is counted: its tokens, and with them the answer, come before.
+fn metrics_after_the_last_step(server: &Running) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let text = server.get("/metrics").1;
+        let counted = metric(&text, "qwill_engine_steps_total{kind=\"round\"}");
+        if counted == metric(&text, "qwill_speculation_round_tokens_count") || Instant::now() > deadline {
+            return text;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
@@ -17,7 +33,7 @@ fn metrics_tell_what_rounds_and_drafts_did() {
     let prompt: Vec<u32> = (0..120).map(|at| 400 + at % 6).collect();
     let request = json!({"prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
     assert_eq!(server.post("/v1/completions", &request).0, 200);
-    let text = server.get("/metrics").1;
+    let text = metrics_after_the_last_step(&server);
     let rounds = metric(&text, "qwill_engine_steps_total{kind=\"round\"}").unwrap();
     let tokens = metric(&text, "qwill_speculation_round_tokens_sum").unwrap();
     assert_eq!(metric(&text, "qwill_speculation_round_tokens_count"), Some(rounds), "one sequence");
