@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::schema::{
-    Field, always, any_number, any_of, count, list, nullable, object, one_of, reference, sometimes, text,
+    Field, always, any_number, any_object, any_of, boolean, count, list, nullable, object, one_of, reference,
+    sometimes, text,
 };
 
 /// Schemas with names.
@@ -16,10 +17,20 @@ pub(super) fn components() -> Vec<(&'static str, Value)> {
         ("ChatLogprobs", chat_logprobs()),
         ("CompletionLogprobs", completion_logprobs()),
         ("Usage", usage()),
+        ("Timings", timings()),
+        ("PromptProgress", prompt_progress()),
+        ("PromptLogprobs", prompt_logprobs()),
+        ("RenderedPrompt", rendered_prompt()),
+        ("PromptText", object([always("prompt", text(), "")])),
+        ("InputTokens", object([always("object", text(), ""), always("input_tokens", count(0), "")])),
         ("Model", model()),
         (
             "ModelList",
-            object([always("object", one_of(["list"]), ""), always("data", list(reference("Model")), "")]),
+            object([
+                always("object", one_of(["list"]), ""),
+                always("data", list(reference("Model")), ""),
+                always("models", list(any_object()), "Empty: a coding agent looks for it"),
+            ]),
         ),
         ("Tokens", tokens()),
         ("Text", object([always("prompt", text(), "The text"), always("text", text(), "The same")])),
@@ -68,11 +79,18 @@ fn chat_completion() -> Value {
         finish_reason(),
         sometimes("token_ids", ids(), "With `return_token_ids`"),
     ]);
-    object(head("chat.completion").into_iter().chain([
-        always("choices", list(choice), ""),
-        always("usage", reference("Usage"), ""),
-        sometimes("prompt_token_ids", ids(), "With `return_token_ids`"),
-    ]))
+    object(
+        head("chat.completion").into_iter().chain(
+            [
+                always("choices", list(choice), ""),
+                always("usage", reference("Usage"), ""),
+                sometimes("prompt_token_ids", ids(), "With `return_token_ids`"),
+                sometimes("prompt_logprobs", reference("PromptLogprobs"), "With `prompt_logprobs`"),
+            ]
+            .into_iter()
+            .chain(extras()),
+        ),
+    )
 }
 
 fn chat_chunk() -> Value {
@@ -103,11 +121,22 @@ fn chat_chunk() -> Value {
         finish_reason(),
         sometimes("token_ids", ids(), "With `return_token_ids`"),
     ]);
-    object(head("chat.completion.chunk").into_iter().chain([
-        always("choices", list(choice), "One, or none in the chunk of the usage"),
-        sometimes("usage", nullable(reference("Usage")), "With `include_usage`: null but for the last chunk"),
-        sometimes("prompt_token_ids", ids(), "With `return_token_ids`, in the first chunk"),
-    ]))
+    object(
+        head("chat.completion.chunk").into_iter().chain(
+            [
+                always("choices", list(choice), "One, or none in the chunk of the usage"),
+                sometimes(
+                    "usage",
+                    nullable(reference("Usage")),
+                    "With `include_usage`: null but for the last chunk",
+                ),
+                sometimes("prompt_token_ids", ids(), "With `return_token_ids`, in the first chunk"),
+                sometimes("prompt_progress", reference("PromptProgress"), "With `return_progress`"),
+            ]
+            .into_iter()
+            .chain(extras()),
+        ),
+    )
 }
 
 fn completion_choice() -> Value {
@@ -118,23 +147,22 @@ fn completion_choice() -> Value {
         finish_reason(),
         sometimes("token_ids", ids(), "With `return_token_ids`"),
         sometimes("prompt_token_ids", ids(), "With `return_token_ids`"),
+        sometimes("prompt_logprobs", reference("PromptLogprobs"), "With `prompt_logprobs`"),
     ])
 }
 
 fn completion() -> Value {
-    object(
-        head("text_completion").into_iter().chain([
-            always("choices", list(completion_choice()), ""),
-            always("usage", reference("Usage"), ""),
-        ]),
-    )
+    let body = [always("choices", list(completion_choice()), ""), always("usage", reference("Usage"), "")];
+    object(head("text_completion").into_iter().chain(body).chain(extras()))
 }
 
 fn completion_chunk() -> Value {
-    object(head("text_completion").into_iter().chain([
+    let body = [
         always("choices", list(completion_choice()), "One, or none in the chunk of the usage"),
         sometimes("usage", nullable(reference("Usage")), "With `include_usage`: null but for the last chunk"),
-    ]))
+        sometimes("prompt_progress", reference("PromptProgress"), "With `return_progress`"),
+    ];
+    object(head("text_completion").into_iter().chain(body).chain(extras()))
 }
 
 fn candidate() -> Vec<Field> {
@@ -163,6 +191,45 @@ fn completion_logprobs() -> Value {
         always("top_logprobs", list(nullable(likely)), ""),
         always("text_offset", ids(), "Where each token begins in the text, in characters"),
     ])
+}
+
+fn timings() -> Value {
+    let counts = ["cache_n", "prompt_n", "predicted_n"].map(|name| always(name, count(0), "Tokens"));
+    let times = ["prompt_ms", "prompt_per_token_ms", "predicted_ms", "predicted_per_token_ms"];
+    let rates = ["prompt_per_second", "predicted_per_second"];
+    let figures = times.into_iter().chain(rates).map(|name| always(name, any_number(), ""));
+    object(counts.into_iter().chain(figures))
+}
+
+fn prompt_progress() -> Value {
+    let counts = ["total", "cache", "processed"].map(|name| always(name, count(0), "Tokens"));
+    object(counts.into_iter().chain([always("time_ms", any_number(), "")]))
+}
+
+fn prompt_logprobs() -> Value {
+    let token = object([
+        always("logprob", any_number(), ""),
+        always("rank", nullable(count(1)), "Null where it is not among the likely ones"),
+        always("decoded_token", text(), ""),
+    ]);
+    let mut by_id = json!({"type": ["object", "null"]});
+    by_id["additionalProperties"] = token;
+    list(by_id)
+}
+
+fn rendered_prompt() -> Value {
+    object([
+        always("prompt", text(), ""),
+        always("prompt_token_ids", ids(), ""),
+        always("count", count(0), ""),
+        always("max_model_len", count(1), "Longest prompt and answer, tokens"),
+        always("opens_reasoning", boolean(), "Whether the answer begins with thinking"),
+    ])
+}
+
+/// What answers tell when they are asked.
+fn extras() -> [Field; 1] {
+    [sometimes("timings", reference("Timings"), "With `timings`")]
 }
 
 fn usage() -> Value {

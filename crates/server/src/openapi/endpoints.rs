@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::schema::{Field, any_of, object};
-use super::{facts, fields};
+use super::{facts, fields, messages, responses};
 
 /// A method of a path.
 pub(super) struct Endpoint {
@@ -16,8 +16,10 @@ pub(super) struct Endpoint {
     pub(super) body: Option<Value>,
     /// Status, what it means, and what comes with it.
     pub(super) answers: Vec<(u16, &'static str, Payload)>,
-    /// Statuses whose body is an `Error`.
+    /// Statuses whose body is an error.
     pub(super) errors: &'static [u16],
+    /// The component that such a body is.
+    pub(super) error: &'static str,
     /// Whether it needs no key.
     pub(super) public: bool,
 }
@@ -41,45 +43,116 @@ const GENERATION_ERRORS: &[u16] = &[400, 401, 403, 404, 405, 408, 413, 415, 429,
 
 /// All of them.
 pub(super) fn all() -> Vec<Endpoint> {
-    [generating(), tokens(), about_the_server(), facts_and_control()].into_iter().flatten().collect()
+    [
+        generating(),
+        prompts(),
+        responses_api(),
+        messages_api(),
+        tokens(),
+        about_the_server(),
+        facts_and_control(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn generating() -> Vec<Endpoint> {
-    let generate = |path, id, summary, answer, chunk, body| Endpoint {
-        errors: GENERATION_ERRORS,
-        ..post(path, id, summary, Payload::JsonOrEvents(answer, chunk), body)
+    let completion =
+        [fields::model(), fields::completion(), fields::sampling(), fields::form(), fields::output()];
+    vec![
+        generate(
+            ("/v1/chat/completions", "chat", "Answer in a conversation"),
+            "ChatCompletion",
+            "ChatCompletionChunk",
+            chat_body(),
+        ),
+        generate(
+            ("/v1/completions", "complete", "Continue a text"),
+            "Completion",
+            "CompletionChunk",
+            with_hints(completion),
+        ),
+    ]
+}
+
+fn chat_body() -> Value {
+    with_hints([
+        fields::model(),
+        fields::conversation(),
+        fields::sampling(),
+        fields::form(),
+        fields::chat(),
+        fields::output(),
+    ])
+}
+
+/// What a chat's prompt is, without running it.
+fn prompts() -> Vec<Endpoint> {
+    let prompt = |path, id, summary, answer| post(path, id, summary, Payload::Json(answer), chat_body());
+    vec![
+        prompt(
+            "/v1/chat/completions/render",
+            "render",
+            "Text and tokens of a chat's prompt",
+            "RenderedPrompt",
+        ),
+        prompt("/v1/chat/completions/input_tokens", "countChat", "Tokens of a chat's prompt", "InputTokens"),
+        prompt(
+            "/apply-template",
+            "applyTemplate",
+            "The text of a chat's prompt, as llama.cpp has it",
+            "PromptText",
+        ),
+    ]
+}
+
+fn responses_api() -> Vec<Endpoint> {
+    let body = || with_hints([fields::model(), responses::fields(), fields::of_one_answer(&["max_tokens"])]);
+    let kept = |path, method, id, summary, answer| Endpoint {
+        method,
+        parameters: &[("id", "A response's id")],
+        errors: &[400, 401, 403, 404, 405, 500],
+        ..get(path, id, summary, Payload::Json(answer))
     };
     vec![
         generate(
-            "/v1/chat/completions",
-            "chat",
-            "Answer in a conversation",
-            "ChatCompletion",
-            "ChatCompletionChunk",
-            with_hints([
-                fields::model(),
-                fields::conversation(),
-                fields::sampling(),
-                fields::form(),
-                fields::chat(),
-                fields::output(),
-            ]),
+            ("/v1/responses", "respond", "Answer, as OpenAI's newer API has it"),
+            "Response",
+            "ResponseEvent",
+            body(),
         ),
-        generate(
-            "/v1/completions",
-            "complete",
-            "Continue a text",
-            "Completion",
-            "CompletionChunk",
-            with_hints([
-                fields::model(),
-                fields::completion(),
-                fields::sampling(),
-                fields::form(),
-                fields::output(),
-            ]),
+        post(
+            "/v1/responses/input_tokens",
+            "countResponse",
+            "Tokens of its prompt",
+            Payload::Json("InputTokens"),
+            body(),
         ),
+        kept("/v1/responses/{id}", "get", "getResponse", "A response that was kept", "Response"),
+        kept("/v1/responses/{id}", "delete", "removeResponse", "Forget a response", "RemovedResponse"),
+        kept("/v1/responses/{id}/input_items", "get", "getInput", "What it answered", "InputItems"),
     ]
+}
+
+fn messages_api() -> Vec<Endpoint> {
+    let body = || with_hints([fields::model(), messages::fields(), fields::of_one_answer(&["stop"])]);
+    let endpoints = [
+        generate(
+            ("/v1/messages", "message", "Answer, as Anthropic's API has it"),
+            "ClaudeAnswer",
+            "ClaudeEvent",
+            body(),
+        ),
+        post(
+            "/v1/messages/count_tokens",
+            "countMessage",
+            "Tokens of its prompt",
+            Payload::Json("ClaudeTokens"),
+            body(),
+        ),
+    ];
+    endpoints.map(|endpoint| Endpoint { error: "ClaudeError", ..endpoint }).into()
 }
 
 fn tokens() -> Vec<Endpoint> {
@@ -180,6 +253,7 @@ fn get(path: &'static str, id: &'static str, summary: &'static str, answer: Payl
         body: None,
         answers: vec![(200, "The answer", answer)],
         errors: GET_ERRORS,
+        error: "Error",
         public: false,
     }
 }
@@ -192,6 +266,16 @@ fn post(
     body: Value,
 ) -> Endpoint {
     Endpoint { method: "post", body: Some(body), errors: POST_ERRORS, ..get(path, id, summary, answer) }
+}
+
+fn generate(
+    (path, id, summary): (&'static str, &'static str, &'static str),
+    answer: &'static str,
+    chunk: &'static str,
+    body: Value,
+) -> Endpoint {
+    let payload = Payload::JsonOrEvents(answer, chunk);
+    Endpoint { errors: GENERATION_ERRORS, ..post(path, id, summary, payload, body) }
 }
 
 /// A body of these fields, and of those that every endpoint takes without an effect.

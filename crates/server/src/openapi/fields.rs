@@ -298,6 +298,25 @@ pub(super) fn completion() -> Vec<Field> {
     ]
 }
 
+/// What the APIs share that give one answer: all about how it is drawn and what form it has, but for `others`, which they
+/// call by other names.
+pub(super) fn of_one_answer(others: &[&str]) -> Vec<Field> {
+    const TEMPLATE: &[&str] = &["chat_template_kwargs", "enable_thinking", "reasoning_effort"];
+    const SEVERAL: &[&str] = &["n", "best_of", "max_completion_tokens"];
+    const ELSEWHERE: &[&str] = &[
+        "stream_options",
+        "return_token_ids",
+        "timings",
+        "timings_per_token",
+        "return_progress",
+        "prompt_logprobs",
+    ];
+    let template = conversation().into_iter().filter(|field| TEMPLATE.contains(&field.name));
+    let all = sampling().into_iter().chain(form()).chain(output()).chain(template);
+    let left_out = |name| SEVERAL.contains(&name) || ELSEWHERE.contains(&name) || others.contains(&name);
+    all.filter(|field| !left_out(field.name)).collect()
+}
+
 /// Fields of `/tokenize` with a text.
 pub(super) fn tokenize_text() -> Vec<Field> {
     vec![

@@ -7,6 +7,8 @@ mod answers;
 mod endpoints;
 mod facts;
 mod fields;
+mod messages;
+mod responses;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -63,7 +65,14 @@ pub fn document(open: bool) -> Value {
 }
 
 fn components() -> Map<String, Value> {
-    let all = [fields::components(), answers::components(), facts::components()].into_iter().flatten();
+    let all = [
+        fields::components(),
+        answers::components(),
+        facts::components(),
+        responses::components(),
+        messages::components(),
+    ];
+    let all = all.into_iter().flatten();
     all.map(|(name, schema)| (name.to_owned(), schema)).collect()
 }
 
@@ -96,7 +105,8 @@ fn responses(endpoint: &Endpoint) -> Map<String, Value> {
         responses.insert(status.to_string(), response(doc, payload, *status));
     }
     for &status in endpoint.errors {
-        responses.insert(status.to_string(), response(error_doc(status), &Payload::Json("Error"), status));
+        responses
+            .insert(status.to_string(), response(error_doc(status), &Payload::Json(endpoint.error), status));
     }
     responses
 }
@@ -117,7 +127,7 @@ fn response(doc: &str, payload: &Payload, status: u16) -> Value {
         headers.insert(name.into(), json!({"description": doc, "required": true, "schema": {"type": kind}}));
     };
     header("x-request-id", "The request's name in the server's log", "string");
-    if matches!(status, 429 | 503) && matches!(payload, Payload::Json("Error")) {
+    if matches!(status, 429 | 503) && matches!(payload, Payload::Json("Error" | "ClaudeError")) {
         header("retry-after", "Seconds to wait before trying again", "integer");
     }
     json!({"description": doc, "headers": headers, "content": content})

@@ -39,7 +39,14 @@ async fn every_documented_field_is_taken_as_its_example_says() {
 /// What goes with a field: at least one of these bodies takes it.
 fn bases(path: &str) -> Vec<Value> {
     match path {
-        "/v1/chat/completions" => {
+        "/v1/responses" | "/v1/responses/input_tokens" => vec![json!({"input": "Hi"})],
+        "/v1/messages" | "/v1/messages/count_tokens" => {
+            vec![json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5})]
+        }
+        "/v1/chat/completions"
+        | "/v1/chat/completions/render"
+        | "/v1/chat/completions/input_tokens"
+        | "/apply-template" => {
             let functions = json!({"functions": [{"name": "weather"}]});
             vec![
                 plain_chat(),
