@@ -49,9 +49,9 @@ def test_a_prompt_that_is_too_long(client, model):
 
 def test_an_unknown_model(client):
     for ask in [
-        lambda: client.chat.completions.create(model="gpt-none", messages=user("x")),
-        lambda: client.completions.create(model="gpt-none", prompt="x"),
-        lambda: client.models.retrieve("gpt-none"),
+        lambda: client.chat.completions.create(model="nothing", messages=user("x")),
+        lambda: client.completions.create(model="nothing", prompt="x"),
+        lambda: client.models.retrieve("nothing"),
     ]:
         with pytest.raises(openai.NotFoundError) as caught:
             ask()

@@ -29,6 +29,65 @@ def test_completion_bodies_are_as_documented(server, conforms):
         conforms("CompletionChunk", chunk)
 
 
+QUESTION = {"input": DENMARK["question"], "max_output_tokens": 12, "temperature": 0, "enable_thinking": False}
+MESSAGE = {"messages": CHAT["messages"], "max_tokens": 12, "thinking": {"type": "disabled"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "whole", "event"),
+    [
+        ("/v1/responses", QUESTION, "Response", "ResponseEvent"),
+        ("/v1/responses", QUESTION | {"enable_thinking": True}, "Response", "ResponseEvent"),
+        ("/v1/messages", MESSAGE, "ClaudeAnswer", "ClaudeEvent"),
+        ("/v1/messages", MESSAGE | {"thinking": {"type": "adaptive"}}, "ClaudeAnswer", "ClaudeEvent"),
+    ],
+    ids=["response", "response, thinking", "message", "message, thinking"],
+)
+def test_bodies_of_the_other_apis_are_as_documented(server, conforms, path, body, whole, event):
+    conforms(whole, server.post(path, body).json())
+    for data in server.events(path, body | {"stream": True}):
+        if data != "[DONE]":
+            conforms(event, data)
+
+
+def test_kept_responses(server, conforms):
+    kept = server.post("/v1/responses", QUESTION).json()
+    path = f"/v1/responses/{kept['id']}"
+    assert server.get(path).json() == kept
+    conforms("InputItems", server.get(path + "/input_items").json())
+    conforms("RemovedResponse", requests.delete(server.url + path, timeout=60).json())
+    assert server.get(path).status_code == 404
+
+
+PROMPTS = {
+    "/v1/chat/completions/render": (CHAT, "RenderedPrompt"),
+    "/v1/chat/completions/input_tokens": (CHAT, "InputTokens"),
+    "/apply-template": (CHAT, "PromptText"),
+    "/v1/responses/input_tokens": (QUESTION, "InputTokens"),
+    "/v1/messages/count_tokens": (MESSAGE, "ClaudeTokens"),
+}
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+def test_prompts_without_answers(server, conforms, path):
+    body, component = PROMPTS[path]
+    told = server.post(path, body).json()
+    conforms(component, told)
+    if "input_tokens" in told:
+        assert told["input_tokens"] == len(DENMARK["prompt_ids"])
+    if "prompt" in told:
+        assert told["prompt"] == DENMARK["prompt"]
+
+
+def test_extras_are_as_documented(server, conforms):
+    more = {"timings": True, "prompt_logprobs": 2, "return_token_ids": True}
+    conforms("ChatCompletion", server.post("/v1/chat/completions", CHAT | more).json())
+    conforms("Completion", server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2} | more).json())
+    streamed = {"timings_per_token": True, "return_progress": True, "stream": True}
+    for chunk in server.events("/v1/chat/completions", CHAT | streamed)[:-1]:
+        conforms("ChatCompletionChunk", chunk)
+
+
 def test_tokens(server, conforms):
     asked = {"prompt": "Hello, wörld", "with_pieces": True, "return_token_strs": True}
     tokens = server.post("/tokenize", asked).json()
@@ -112,7 +171,8 @@ def test_what_needs_a_key(guarded, conforms):
             public = operation.get("security") == []
             assert (reply.status_code != 401) == public, f"{method} {path}: {reply.status_code}"
             if not public:
-                conforms("Error", reply.json())
+                described = operation["responses"]["401"]["content"]["application/json"]["schema"]["$ref"]
+                conforms(described.split("/")[-1], reply.json())
                 assert reply.headers["www-authenticate"] == "Bearer"
             for header in [{"x-api-key": KEY}, {"authorization": f"Bearer {KEY}"}]:
                 assert requests.request(method, guarded.url + path, json={}, headers=header, timeout=60).status_code != 401

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 
 use crate::build;
 
-/// Name and `cargo` arguments of each step. The last one is the README's test command.
-const STEPS: [(&str, &[&str]); 7] = [
+/// Name and `cargo` arguments of each step. The one named `tests` is the README's test command.
+const STEPS: [(&str, &[&str]); 9] = [
     ("format", &["fmt", "--all", "--check"]),
     ("layering", &["xtask", "layering"]),
     ("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
@@ -15,6 +15,8 @@ const STEPS: [(&str, &[&str]); 7] = [
     (KERNELS, &["xtask", "kernels"]),
     ("no model", &["test", "-p", "qwill", "--no-default-features"]),
     ("tests", &["test", "--workspace"]),
+    ("clients", &["xtask", "clients"]),
+    ("schema", &["xtask", "clients", "--schemathesis", "20", "--max-time", "90"]),
 ];
 
 /// The step that needs NVRTC.

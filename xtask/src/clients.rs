@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::build::{self, executable, target};
 
 /// Runs the tests, with further arguments for pytest; or, after `--schemathesis`, so many requests made from the
-/// `OpenAPI` document for each operation.
+/// `OpenAPI` document for each operation, with further arguments for that.
 ///
 /// Where the Python packages cannot be had this says so and is no failure, unless `CI` is set.
 pub fn run(arguments: &[&str]) -> Result<()> {
