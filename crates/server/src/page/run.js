@@ -62,6 +62,7 @@ export class Run {
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Problem(chunk.error.message, { advice: "Try again; the server's log says more." });
       this.usage = chunk.usage ?? this.usage;
+      if (chunk.prompt_progress) { this.progress = chunk.prompt_progress; this.changed(); }
       this.timings = chunk.timings ?? this.timings;
       const choice = chunk.choices?.[0];
       if (choice?.delta) this.add(choice.delta);

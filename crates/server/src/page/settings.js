@@ -6,7 +6,7 @@ const KEPT = "qwill.settings";
 const NUMBERS = {
   temperature: "temperature", "top-p": "top_p", "top-k": "top_k", "min-p": "min_p",
   "presence-penalty": "presence_penalty", "frequency-penalty": "frequency_penalty",
-  "repetition-penalty": "repetition_penalty", "max-tokens": "max_tokens", seed: "seed",
+  "repetition-penalty": "repetition_penalty", "max-tokens": "max_tokens", seed: "seed", "thinking-budget": "thinking_budget",
 };
 const FIELDS = [...Object.keys(NUMBERS), "model", "thinking", "effort", "system", "format", "schema", "tools"];
 

@@ -89,8 +89,14 @@ class Answer {
     this.drawText(false);
     this.thinkingLabel.textContent = run.answeredAt ? this.thought(run.thought()) : "Thinking … " + seconds(run.thought());
     this.drawCalls(true);
+    this.meta.replaceChildren(make("span", { className: "numbers" }, this.pace(run)));
+  }
+  /// How far it is, while it runs.
+  pace(run) {
     const rate = run.rate();
-    this.meta.replaceChildren(make("span", { className: "numbers" }, run.firstAt ? (rate ? rate.toFixed(1) + " tokens/s" : "") : "waiting for the first token …"));
+    if (run.firstAt) return rate ? rate.toFixed(1) + " tokens/s" : "";
+    const { processed, total } = run.progress ?? {};
+    return processed < total ? "reading the prompt: " + count(processed) + " of " + plural(total, "token") + " …" : "waiting for the first token …";
   }
   /** Nothing more comes. */
   finish(advice = "") {

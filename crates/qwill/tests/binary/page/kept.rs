@@ -121,6 +121,7 @@ fn settings_and_colours_are_kept_and_the_key_is_not() {
         ("model", "two"),
         ("thinking", "off"),
         ("effort", "low"),
+        ("thinking-budget", "64"),
         ("system", "Be brief."),
         ("temperature", "0.25"),
         ("top-p", "0.9"),
@@ -149,7 +150,7 @@ fn settings_and_colours_are_kept_and_the_key_is_not() {
     ask(&mut browser, "Hello");
     let asked: Value = serde_json::from_str(&browser.text("JSON.stringify(window.asked)")).unwrap();
     let expected = json!({
-        "model": "two", "chat_template_kwargs": {"enable_thinking": false}, "reasoning_effort": "low",
+        "model": "two", "chat_template_kwargs": {"enable_thinking": false}, "reasoning_effort": "low", "thinking_budget": 64,
         "temperature": 0.25, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "presence_penalty": 0.5,
         "frequency_penalty": -0.5, "repetition_penalty": 1.1, "max_tokens": 77, "seed": 5,
         "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "strict": true, "schema": {"type": "object"}}},
