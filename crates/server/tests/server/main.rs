@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something missing has failed")]
 
+mod agents;
 mod anthropic;
 mod bad_input;
 mod bad_rows;
