@@ -19,6 +19,18 @@ pub(crate) fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::root().join("target"), PathBuf::from)
 }
 
+/// What the commands here run, as arguments of `cargo build`.
+///
+/// All packages are selected, and examples are among the targets: so every dependency has the features that the tests
+/// of the workspace give it, and CI builds it once. For a package alone it would be built once more.
+const PROGRAMS: [&str; 6] =
+    ["build", "--quiet", "--workspace", "--bin=qwill", "--example=openapi", "--example=kernels"];
+
+/// Builds a program of the workspace and returns its path.
+pub(crate) fn program(name: &str) -> Result<PathBuf> {
+    executable(&PROGRAMS, name, &[])
+}
+
 /// Builds with the given arguments and returns the path of the executable of that name, as cargo reports it.
 pub(crate) fn executable(arguments: &[&str], name: &str, variables: &[(&str, &Path)]) -> Result<PathBuf> {
     let mut command = cargo();

@@ -2,22 +2,20 @@
 //! in `docs/openapi.json`.
 
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::build::cargo;
+use crate::build;
 
-/// Each page with what `cargo run` needs to print it.
-const PAGES: [(&str, &[&str]); 2] = [
-    ("docs/reference.md", &["--package", "qwill", "--", "generate-reference"]),
-    ("docs/openapi.json", &["--package", "qwill-server", "--example", "openapi"]),
-];
+/// Each page with the program that prints it, and its arguments.
+const PAGES: [(&str, &str, &[&str]); 2] =
+    [("docs/reference.md", "qwill", &["generate-reference"]), ("docs/openapi.json", "openapi", &[])];
 
 /// Writes the pages.
 pub fn write() -> Result<()> {
-    for (page, source) in PAGES {
-        std::fs::write(path(page), generate(source)?).context(page)?;
+    for (page, program, arguments) in PAGES {
+        std::fs::write(path(page), generate(program, arguments)?).context(page)?;
         println!("wrote {page}");
     }
     Ok(())
@@ -25,9 +23,9 @@ pub fn write() -> Result<()> {
 
 /// Fails when a page differs from what would be written.
 pub fn check() -> Result<()> {
-    for (page, source) in PAGES {
+    for (page, program, arguments) in PAGES {
         let found = std::fs::read_to_string(path(page)).context(page)?;
-        if found != generate(source)? {
+        if found != generate(program, arguments)? {
             bail!("{page} is stale: run `cargo xtask docs` and commit the result");
         }
     }
@@ -39,11 +37,9 @@ fn path(page: &str) -> PathBuf {
 }
 
 /// Asks the code: its definitions are the only source.
-fn generate(source: &[&str]) -> Result<String> {
-    let name = format!("cargo run {}", source.join(" "));
-    let mut command = cargo();
-    command.args(["run", "--quiet"]).args(source).stderr(Stdio::inherit());
-    let output = command.output().with_context(|| name.clone())?;
-    ensure!(output.status.success(), "{name} failed");
-    String::from_utf8(output.stdout).context(name)
+fn generate(program: &'static str, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(build::program(program)?);
+    let output = command.args(arguments).stderr(Stdio::inherit()).output().context(program)?;
+    ensure!(output.status.success(), "{program} {} failed", arguments.join(" "));
+    String::from_utf8(output.stdout).context(program)
 }
