@@ -18,7 +18,7 @@ const ANSWER: &str = "It said hello.\n</think>\n\nDone.\n\n<tool_call>\n<functio
 /// A server whose model calls the named tool once more.
 fn calling(name: &str, parameter: &str) -> Bench {
     let answer = ANSWER.replace("NAME", name).replace("PARAMETER", parameter);
-    let facts = EngineFacts { max_context_tokens: 65_536, ..engine::facts() };
+    let facts = EngineFacts { max_context_tokens: 65_536, kv_capacity_tokens: 65_536, ..engine::facts() };
     Bench::with(ServerOptions::default(), facts, in_steps(tokens(&answer), 3))
 }
 
