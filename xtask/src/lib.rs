@@ -4,6 +4,7 @@ mod build;
 pub mod bundle;
 pub mod ci;
 pub mod clients;
+pub mod compatibility;
 pub mod dependencies;
 pub mod dist;
 pub mod fuzz;
@@ -12,7 +13,9 @@ pub mod layering;
 pub mod reference;
 pub mod sizes;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
 
 /// The repository's root.
 pub fn root() -> PathBuf {
@@ -22,3 +25,17 @@ pub fn root() -> PathBuf {
 
 /// A check's result: nothing, or every violation as a sentence.
 pub type Violations = Vec<String>;
+
+/// Every file below a folder.
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files_below(&path)?);
+        } else {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}

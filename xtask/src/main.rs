@@ -8,7 +8,8 @@ const USAGE: &str = "usage: cargo xtask <command>
 
 commands:
   ci [--without-kernels]    everything CI runs, each step timed; stops at the first failure
-  layering                  which crate may depend on which, and how long a source file may be
+  layering                  which crate may depend on which, how long a source file may be, and whether what
+                            docs names (reasons of dependencies, tests of docs/compatibility.md) exists
   kernels [...]             compile every GPU kernel without a GPU and compare it with its budget;
                             see crates/cuda/examples/kernels.rs for the options
   clients [...]             the suites of tests/clients: openai and others against the binary; arguments
@@ -61,6 +62,7 @@ fn layering() -> Result<()> {
     let mut violations = xtask::layering::check(&metadata)?;
     violations.extend(xtask::sizes::check(&root)?);
     violations.extend(xtask::dependencies::check(&root)?);
+    violations.extend(xtask::compatibility::check(&root)?);
     for violation in &violations {
         eprintln!("{violation}");
     }

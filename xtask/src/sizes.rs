@@ -1,10 +1,10 @@
 //! How long a source file may be: a file that outgrows this has more than one purpose.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::Violations;
+use crate::{Violations, files_below};
 
 /// Most lines of a Rust file, tests included.
 const MAX_LINES: usize = 700;
@@ -13,8 +13,9 @@ const MAX_LINES: usize = 700;
 pub fn check(root: &Path) -> Result<Violations> {
     let mut files = Vec::new();
     for folder in ["crates", "xtask"] {
-        rust_files(&root.join(folder), &mut files)?;
+        files.extend(files_below(&root.join(folder))?);
     }
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "rs"));
     files.sort();
     let mut violations = Violations::new();
     for file in files {
@@ -26,18 +27,6 @@ pub fn check(root: &Path) -> Result<Violations> {
         }
     }
     Ok(violations)
-}
-
-fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        if path.is_dir() {
-            rust_files(&path, found)?;
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
