@@ -145,11 +145,12 @@ impl Fields {
 
 /// The whole number that `value` is, if it is one and fits.
 pub(crate) fn whole_number(value: &Value) -> Option<i64> {
-    // Larger floats are whole only because they have no room for a fraction.
-    const EXACT: f64 = 9_007_199_254_740_992.0;
+    // Exclusive: the float next to the largest whole number is one above it.
+    const END: f64 = 9_223_372_036_854_775_808.0;
     value.as_i64().or_else(|| {
         let number = value.as_f64()?;
-        (value.as_u64().is_none() && number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64)
+        (value.as_u64().is_none() && number.fract() == 0.0 && (-END..END).contains(&number))
+            .then_some(number as i64)
     })
 }
 
@@ -230,6 +231,8 @@ mod tests {
             (json!(-3), Some(-3)),
             (json!(4.0), Some(4)),
             (json!(4.5), None),
+            (json!(1e18), Some(1_000_000_000_000_000_000)),
+            (json!(9.3e18), None),
             (json!(1e300), None),
             (json!(u64::MAX), None),
             (json!("3"), None),

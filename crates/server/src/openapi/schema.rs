@@ -132,9 +132,9 @@ pub(super) fn any_number() -> Value {
     json!({"type": "number"})
 }
 
-/// A whole number from `least` on.
+/// A whole number from `least` on, of those that are read as one.
 pub(super) fn count(least: i64) -> Value {
-    json!({"type": "integer", "minimum": least})
+    whole(least, i64::MAX)
 }
 
 /// A whole number in a closed interval.

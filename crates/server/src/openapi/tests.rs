@@ -10,8 +10,9 @@ use qwill_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+use super::schema::count;
 use super::*;
-use crate::fields::asked;
+use crate::fields::{asked, whole_number};
 use crate::known;
 use crate::options::{ServerOptions, TextModel};
 use crate::router::{PATHS, router};
@@ -147,6 +148,22 @@ fn every_reference_has_its_component_and_every_component_is_used() {
         let name = part.split('"').next().unwrap();
         assert!(document["components"]["schemas"].get(name).is_some(), "{name} is nowhere");
     }
+}
+
+/// Without a bound, 1e30 would be a whole number by the document and none by the parsers.
+#[test]
+fn whole_numbers_end_where_they_are_read() {
+    fn check(schema: &Value) {
+        if schema["type"] == "integer" && schema.get("minimum").is_some() {
+            assert!(schema.get("maximum").is_some(), "{schema}");
+        }
+        let parts = schema.as_object().into_iter().flat_map(|fields| fields.values());
+        parts.chain(schema.as_array().into_iter().flatten()).for_each(check);
+    }
+    check(&document(true));
+    let most = &count(0)["maximum"];
+    assert_eq!(whole_number(most), most.as_i64());
+    assert_eq!(whole_number(&json!(most.as_u64().unwrap() + 1)), None);
 }
 
 #[test]
