@@ -8,9 +8,17 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 /// Cargo, as it started this program, in the repository's root.
+///
+/// It does not see what `cargo run` says of this package: build scripts look at these variables (ring's does), so all
+/// that depends on them would be built again between `cargo xtask` and other commands.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(crate::root());
+    for (name, _) in std::env::vars_os() {
+        if ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
