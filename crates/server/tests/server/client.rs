@@ -104,6 +104,7 @@ impl Bench {
         facts: EngineFacts,
         script: Script,
     ) -> Self {
+        crate::logging::listen();
         let (engine, stage) = engine::start(facts, script);
         let router = Server::router(options, engine.clone(), text.clone()).unwrap();
         Self { router, engine, stage, text }

@@ -1,7 +1,7 @@
 //! The one line of each request.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use axum::body::Body;
 use axum::http::Request;
@@ -29,6 +29,17 @@ impl Lines {
         let text = String::from_utf8(bytes).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
+}
+
+/// Wants every line, for all threads, before anything is logged. Whether a place in the code logs at all is decided when
+/// it is first reached; a thread that nobody listens to would decide against it, for the tests that do listen as well.
+pub(crate) fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let nowhere =
+            tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(std::io::sink);
+        tracing::subscriber::set_global_default(nowhere.finish()).unwrap();
+    });
 }
 
 /// Logs of this thread as JSON lines; the tests' runtime has no other that handles requests.
