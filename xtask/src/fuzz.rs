@@ -4,13 +4,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::build;
 
-/// Name of each target, and the test that it is. A normal test run gives each some hundred inputs.
+/// Name of each target, and the test that it is, of the whole workspace, so that nothing is built with other features
+/// than for a normal test run. That gives each some hundred inputs.
 const TARGETS: [(&str, &[&str]); 5] = [
-    ("reasoning", &["-p", "qwill-text", "--test", "fuzz", "reasoning"]),
-    ("tool-calls", &["-p", "qwill-text", "--test", "fuzz", "tool_calls"]),
-    ("stop-strings", &["-p", "qwill-text", "--test", "fuzz", "stop_strings"]),
-    ("detokenizer", &["-p", "qwill-text", "--test", "fuzz", "detokenizer"]),
-    ("bodies", &["-p", "qwill-server", "--test", "server", "fuzz::bodies"]),
+    ("reasoning", &["--test", "fuzz", "reasoning"]),
+    ("tool-calls", &["--test", "fuzz", "tool_calls"]),
+    ("stop-strings", &["--test", "fuzz", "stop_strings"]),
+    ("detokenizer", &["--test", "fuzz", "detokenizer"]),
+    ("bodies", &["--test", "server", "fuzz::bodies"]),
 ];
 
 /// Where the tests read how long they are to go on.
@@ -30,7 +31,11 @@ pub fn run(arguments: &[&str]) -> Result<()> {
     for (name, test) in TARGETS.into_iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
         println!("==> {name}: {seconds} s");
         let mut command = build::cargo();
-        command.arg("test").args(test).args(["--", "--exact", "--nocapture"]).env(SECONDS, seconds);
+        command
+            .args(["test", "--workspace"])
+            .args(test)
+            .args(["--", "--exact", "--nocapture"])
+            .env(SECONDS, seconds);
         build::run(&mut command, &format!("fuzz target `{name}`"))?;
     }
     Ok(())
