@@ -78,8 +78,9 @@ def test_the_thinking_is_free(client, model):
         extra_body={"enable_thinking": True},
     )
     message = reply.choices[0].message
-    if reply.choices[0].finish_reason == "stop":
-        jsonschema.validate(json.loads(message.content), SCHEMA)
+    assert reply.choices[0].finish_reason == "stop"
+    assert message.reasoning_content
+    jsonschema.validate(json.loads(message.content), SCHEMA)
 
 
 @pytest.mark.parametrize(
