@@ -65,6 +65,8 @@ pub struct Load {
     pub generated_tokens: AtomicU64,
     /// Prompt tokens processed.
     pub prompt_tokens: AtomicU64,
+    /// Choices that ended because their logits were no distribution.
+    pub unsound: AtomicU64,
     /// What the prefix cache holds and did.
     pub cache: CacheLoad,
     /// How drafts did.
@@ -200,6 +202,8 @@ pub struct LoadSnapshot {
     pub generated_tokens: u64,
     /// See [`Load::prompt_tokens`].
     pub prompt_tokens: u64,
+    /// See [`Load::unsound`].
+    pub unsound: u64,
     /// Seconds since the last completed step.
     pub idle_s: f64,
 }
@@ -218,6 +222,7 @@ impl Default for Load {
             steps: AtomicU64::new(0),
             generated_tokens: AtomicU64::new(0),
             prompt_tokens: AtomicU64::new(0),
+            unsound: AtomicU64::new(0),
             cache: CacheLoad::default(),
             speculation: SpeculationLoad::default(),
             last_step_us: AtomicU64::new(0),
@@ -283,6 +288,7 @@ impl Load {
             steps: self.steps.load(Ordering::Relaxed),
             generated_tokens: self.generated_tokens.load(Ordering::Relaxed),
             prompt_tokens: self.prompt_tokens.load(Ordering::Relaxed),
+            unsound: self.unsound.load(Ordering::Relaxed),
             idle_s: now_us.saturating_sub(self.last_step_us.load(Ordering::Relaxed)) as f64 * 1e-6,
         }
     }

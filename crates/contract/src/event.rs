@@ -36,6 +36,12 @@ pub enum FinishReason {
         /// What happened.
         message: String,
     },
+    /// The model gave this choice logits that are no distribution: NaN, +∞ or no number at all. The message is for the
+    /// client.
+    Unsound {
+        /// What happened.
+        message: String,
+    },
     /// The engine failed on this request; the message is for the client.
     Error {
         /// What happened.

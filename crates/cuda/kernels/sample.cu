@@ -1,7 +1,8 @@
 // Drawing tokens without sorting, and log-probabilities.
 //
-// `tiles` reads all logits: the largest of every tile of 128 tokens and, for log-probabilities, the tile's sum of
-// exponentials; rows with a mask, penalties, bias or banned ids get an adjusted copy. `sample`, a block per row, then looks into
+// `tiles` reads all logits: the largest of every tile of 128 tokens (NaN where the tile has one) and, for log-probabilities,
+// the tile's sum of exponentials; rows with a mask, penalties, bias or banned ids get an adjusted copy. `sample`, a block per
+// row, ends a row at once whose logits are no distribution, so that all after that sees numbers and −∞ alone. It looks into
 // those tiles only that can hold a token in question.
 //
 // A token is a 64-bit key: its logit mapped to an ordered integer, then the complement of its id, so that keys differ
@@ -29,6 +30,7 @@ struct SampleRow {
     u32 token; // given, where FLAG_DRAW is not set
     u32 unused;
 };
+#define UNSOUND 0xffffffffu // no token: the logits are no distribution
 #define FLAG_DRAW 1
 #define FLAG_REPORT 2
 
@@ -72,7 +74,7 @@ __device__ __forceinline__ bool is_in_mask(const SampleRow &row, u32 token) {
     return !row.mask || row.mask[token / 32] >> (token % 32) & 1;
 }
 
-// Penalties and bias on the block's tokens, which begin with `first`; what is banned becomes −∞, as NaN does.
+// Penalties and bias on the block's tokens, which begin with `first`; what is banned becomes −∞, as what is no number then.
 __device__ void adjust(const SampleRow &row, float *logits, u32 first, u32 limit) {
     u32 tokens = min(limit - first, BLOCK_TOKENS);
     for (u32 i = threadIdx.x; i < row.seen_len; i += TILES_BLOCK) {
@@ -120,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(TILES_BLOCK) tiles(const SamplePara
 #pragma unroll
         for (u32 j = 0; j < TILE / 32; j++) {
             u32 at = (first_tile + i) * TILE + j * 32 + lane;
-            values[i][j] = first + at < limit ? not_nan(logits[first + at]) : -INFINITY_F32;
+            values[i][j] = first + at < limit ? logits[first + at] : -INFINITY_F32;
             if (adjusted)
                 copy[at] = first + at < limit && is_in_mask(row, first + at) ? values[i][j] : -INFINITY_F32;
         }
@@ -129,9 +131,14 @@ extern "C" __global__ void __launch_bounds__(TILES_BLOCK) tiles(const SamplePara
         u32 tile = first_tile + i;
         if (blockIdx.x * BLOCK_TILES + tile >= p.tiles) break;
         float largest = values[i][0];
+        bool nan = largest != largest;
 #pragma unroll
-        for (u32 j = 1; j < TILE / 32; j++) largest = fmaxf(largest, values[i][j]);
+        for (u32 j = 1; j < TILE / 32; j++) {
+            largest = fmaxf(largest, values[i][j]);
+            nan |= values[i][j] != values[i][j];
+        }
         largest = warp_max(largest);
+        if (__any_sync(0xffffffffu, nan)) largest = __int_as_float(0x7fffffff);
         if (lane == 0) maxima[tile] = largest;
         if (!(row.flags & FLAG_REPORT)) continue;
         double sum = 0.0;
@@ -299,7 +306,7 @@ __device__ __noinline__ bool gather_from(const Logits &logits, float from) {
         for (u32 tiles = __ballot_sync(0xffffffffu, wanted); tiles; tiles &= tiles - 1) {
             u32 first = (base + __ffs(tiles) - 1) * TILE + lane;
             for (u32 token = first; token < min(first - lane + TILE, logits.limit); token += 32) {
-                float logit = not_nan(logits.values[token]);
+                float logit = logits.values[token];
                 if (!(logit >= from)) continue;
                 u32 slot = atomicAdd(&candidate_count, 1u);
                 if (slot < MOST_CANDIDATES) candidate_tokens[slot] = token, candidate_logits[slot] = logit;
@@ -329,9 +336,22 @@ template <bool LISTED> struct Tokens {
     __device__ __forceinline__ u32 len() const { return LISTED ? candidate_count : logits.limit; }
     __device__ __forceinline__ u32 token(u32 i) const { return LISTED ? candidate_tokens[i] : i; }
     __device__ __forceinline__ float logit(u32 i) const {
-        return LISTED ? candidate_logits[i] : not_nan(logits.values[i]);
+        return LISTED ? candidate_logits[i] : logits.values[i];
     }
 };
+
+// Whether the logits are a distribution: none is NaN or +∞, and one at least is a number.
+__device__ bool is_sound(const Logits &logits) {
+    bool fit = true, any = false;
+    for (u32 tile = threadIdx.x; tile < logits.tiles; tile += BLOCK) {
+        float largest = logits.maxima[tile];
+        fit &= largest < INFINITY_F32; // NaN is not
+        any |= largest > -INFINITY_F32;
+    }
+    // Both for the whole block, in this order: every thread takes part in both.
+    fit = __syncthreads_and(fit), any = __syncthreads_or(any);
+    return fit && any;
+}
 
 // The likeliest token's key; 0 where no token can be drawn.
 __device__ __noinline__ u64 likeliest(const Logits &logits) {
@@ -341,13 +361,13 @@ __device__ __noinline__ u64 likeliest(const Logits &logits) {
     best = block_max(best);
     if (!best) return 0;
     u32 token = token_of(best) * TILE + threadIdx.x;
-    u64 key = threadIdx.x < TILE && token < logits.limit ? key_of(not_nan(logits.values[token]), token) : 0;
+    u64 key = threadIdx.x < TILE && token < logits.limit ? key_of(logits.values[token], token) : 0;
     return block_max(key);
 }
 
 // Nothing may be drawn: of those in the mask the largest logit that is not banned, or the largest of all.
 __device__ u32 fallback(const SampleRow &row, const float *logits, float *scratch, u32 limit) {
-    for (u32 token = threadIdx.x; token < limit; token += BLOCK) scratch[token] = not_nan(logits[token]);
+    for (u32 token = threadIdx.x; token < limit; token += BLOCK) scratch[token] = logits[token];
     __syncthreads();
     for (u32 i = threadIdx.x; i < row.banned_len; i += BLOCK)
         if (row.banned[i] < limit) scratch[row.banned[i]] = __int_as_float(0x7fffffff); // NaN: banned
@@ -355,7 +375,7 @@ __device__ u32 fallback(const SampleRow &row, const float *logits, float *scratc
     u64 allowed = 0, any = 0;
     for (u32 token = threadIdx.x; token < limit; token += BLOCK) {
         if (!is_in_mask(row, token)) continue;
-        any = max(any, key_of(not_nan(logits[token]), token));
+        any = max(any, key_of(logits[token], token));
         if (scratch[token] == scratch[token]) allowed = max(allowed, key_of(scratch[token], token));
     }
     allowed = block_max(allowed), any = block_max(any);
@@ -488,7 +508,7 @@ __device__ void report(const SampleParams &p, const SampleRow &row, const Logits
                                            : sums[tile] * exp((double)largest - (double)result.largest);
     }
     result.total = block_total(total);
-    result.logit = result.token < logits.limit ? not_nan(logits.values[result.token]) : -INFINITY_F32;
+    result.logit = result.token < logits.limit ? logits.values[result.token] : -INFINITY_F32;
     u32 wanted = min(row.top, logits.limit);
     result.top_len = wanted;
     if (!wanted) return;
@@ -506,6 +526,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) sample(const SampleParams
                      (limit + TILE - 1) / TILE};
     SampleResult result = {};
     result.token = row.token;
+    if (!is_sound(logits)) {
+        if (threadIdx.x == 0) result.token = UNSOUND, p.results[blockIdx.x] = result;
+        return;
+    }
     if (row.flags & FLAG_DRAW) {
         float *adjusted = p.adjusted + (size_t)blockIdx.x * p.logits_cols;
         Logits drawn = logits;

@@ -317,7 +317,8 @@ pub trait Device: Send + 'static {
     ) -> Result<(), DeviceError>;
 
     /// Draws one token per entry from rows of `logits`; see [`SampleRow`]. A drawn token is the argmax over the
-    /// kept tokens of `(logit / temperature) + gumbel(seed, position, token)`.
+    /// kept tokens of `(logit / temperature) + gumbel(seed, position, token)`. A row whose logits are no distribution gives
+    /// [`Sampled::unsound`].
     fn sample(&mut self, logits: &Self::Buffer, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, DeviceError>;
 
     /// Log-probabilities of given tokens, as [`Device::sample`] would report them.

@@ -7,7 +7,7 @@ pub struct SampleRow<'a> {
     /// Row of the logits buffer.
     pub logits_row: usize,
     /// The tokens there are for this draw: bit `id % 32` of word `id / 32`; ids behind its end are not. No other is ever
-    /// drawn, even where all of these are banned or have no number. `None`: all.
+    /// drawn, even where all of these are banned or at −∞. `None`: all.
     pub mask: Option<&'a [u32]>,
     /// 0 means the largest logit (ties: the smallest id).
     pub temperature: f32,
@@ -69,7 +69,7 @@ impl SampleRow<'_> {
 }
 
 /// A drawn token. Log-probabilities are natural, of the model's own distribution over ids below the vocabulary
-/// limit: before mask, penalties, bias, temperature and filters.
+/// limit: before mask, penalties, bias, temperature and filters. [`Sampled::unsound`] where there is no distribution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
     /// The token.
@@ -78,6 +78,26 @@ pub struct Sampled {
     pub logprob: f32,
     /// The most likely tokens, descending (ties: the smaller id first).
     pub top: Vec<(u32, f32)>,
+}
+
+impl Sampled {
+    /// What a row gives whose logits below the vocabulary limit are no distribution: one of them is NaN or +∞, or none is a
+    /// finite number. Nothing is drawn, whatever else was asked for, and no other row notices. Whoever scores tokens gets it
+    /// as well.
+    pub fn unsound() -> Self {
+        Self { token: u32::MAX, logprob: f32::NAN, top: Vec::new() }
+    }
+
+    /// Whether it is a token of a distribution, and not [`Sampled::unsound`].
+    pub fn is_sound(&self) -> bool {
+        self.token != u32::MAX
+    }
+}
+
+/// Whether these are the logits of a distribution; see [`Sampled::unsound`]. For devices that have nothing faster.
+pub fn is_sound(logits: &[f32]) -> bool {
+    let largest = logits.iter().fold(f32::NEG_INFINITY, |largest, logit| largest.max(*logit));
+    largest.is_finite() && logits.iter().all(|logit| !logit.is_nan())
 }
 
 /// Whether a mask of tokens has one.

@@ -232,7 +232,7 @@ impl<M: StepModel> Engine<M> {
             };
             let drafted = sequence.drafts.len();
             let forbids = |guided: &Guided| !guided.allows(drafted, sampled.token);
-            // A token without text: the logits were not numbers.
+            // A token without text: the logits were no distribution.
             if sampled.token as usize >= vocab_limit || sequence.guided.as_ref().is_some_and(forbids) {
                 return false;
             }

@@ -360,6 +360,26 @@ impl<M: StepModel> Engine<M> {
         self.self_test().map_err(|second| format!("{error}; afterwards the self-test failed: {second}"))
     }
 
+    /// Notes that a choice's logits were no distribution, and makes that the choice's end. Its caches, and what it found in
+    /// the prefix cache, may be the cause, so what is remembered is given up, as after a device error.
+    pub(crate) fn unsound(
+        &mut self,
+        request: RequestKey,
+        kind: &'static str,
+        position: usize,
+    ) -> FinishReason {
+        let step = self.load.steps.load(Ordering::Relaxed) + 1;
+        let message = format!(
+            "the model gave no probabilities behind token {position}: its logits are not numbers (step {step}, a {kind})"
+        );
+        let id = self.live.get(&request).map_or("", |live| &live.request.id);
+        tracing::error!(id, kind, step, position, "logits are not numbers");
+        metrics::counter!("qwill_engine_unsound_logits_total", "kind" => kind).increment(1);
+        self.load.unsound.fetch_add(1, Ordering::Relaxed);
+        self.cache.clear(&mut self.pages);
+        FinishReason::Unsound { message }
+    }
+
     /// Ends all choices of a request that have not ended.
     pub(crate) fn end_request(&mut self, request: RequestKey, reason: &FinishReason) {
         let Some(live) = self.live.get(&request) else { return };
@@ -376,7 +396,8 @@ impl<M: StepModel> Engine<M> {
                 self.schedule.remove_running(SequenceKey { request, choice: *choice });
                 self.pages.release(&sequence.pages);
                 self.slots.release(sequence.slot);
-                if self.cache.is_on() && !matches!(reason, FinishReason::Error { .. }) {
+                let failed = matches!(reason, FinishReason::Error { .. } | FinishReason::Unsound { .. });
+                if self.cache.is_on() && !failed {
                     self.settling.add(live, &sequence, &self.chunk_rule);
                 }
             }

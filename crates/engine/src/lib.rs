@@ -13,6 +13,7 @@
 //! | `qwill_engine_step_seconds` | `kind` | histogram: time of a step |
 //! | `qwill_engine_step_rows` | `kind` | histogram: rows of a step |
 //! | `qwill_engine_failed_steps_total` | `kind` | steps that ended in a device error |
+//! | `qwill_engine_unsound_logits_total` | `kind` | choices that ended because their logits were no distribution |
 //! | `qwill_engine_queue_seconds` | | histogram: from submission to admission |
 //! | `qwill_engine_mask_seconds` | | histogram: making the masks of all guided rows of a step |
 //! | `qwill_speculation_rounds_total` | `source` | rounds of a sequence with drafts; sources are those of [`speculation::Source`] |

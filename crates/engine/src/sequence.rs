@@ -200,7 +200,7 @@ impl Sequence {
     /// Takes a drawn token; it is the next one to feed.
     fn take(&mut self, token: u32, rule: &EndRule) -> Option<FinishReason> {
         if token as usize >= rule.vocab_limit {
-            // The logits were not numbers.
+            // Only a broken device draws it.
             let message = format!("the model drew token {token}, the vocabulary has {}", rule.vocab_limit);
             return Some(FinishReason::Error { message });
         }

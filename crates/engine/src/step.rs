@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use qwill_contract::{Event, FinishReason, TokenLogprobs};
+use qwill_contract::{Event, FinishReason, GuideError, TokenLogprobs};
 use qwill_device::batch::PAGE_TOKENS;
 use qwill_device::sample::ScoreRow;
 use qwill_device::{Phase, Sampled};
@@ -31,6 +31,12 @@ pub(crate) struct PartRows {
     first_logits_row: usize,
     /// Row of logits of the last position, where the prompt ends with it.
     last_logits_row: Option<usize>,
+}
+
+/// Why a sequence cannot go on.
+enum Failure {
+    Guide(GuideError),
+    Unsound,
 }
 
 impl<M: StepModel> Engine<M> {
@@ -60,6 +66,10 @@ impl<M: StepModel> Engine<M> {
         }
         let mut fresh = Vec::new();
         for ((Draw { key, .. }, first_row), sampled) in first_draws.into_iter().zip(last_rows).zip(drawn) {
+            // Its prompt may have had no sound logits.
+            if !self.live.contains_key(&key.request) {
+                continue;
+            }
             self.schedule.add_running(key);
             let tokens = self.commit(key, vec![sampled]);
             fresh.extend(tokens.map(|tokens| Fresh { key, first_row, tokens }));
@@ -215,9 +225,13 @@ impl<M: StepModel> Engine<M> {
         let Some(live) = self.live.get_mut(&member.request) else { return };
         if live.request.prompt_logprobs.is_some() {
             let tokens = (live.request.prompt.len() - 1).min(member.end) - member.start;
-            let scored = scored.take(tokens);
-            live.prompt_logprobs
-                .extend(scored.map(|token| Some(TokenLogprobs { logprob: token.logprob, top: token.top })));
+            let scored: Vec<Sampled> = scored.take(tokens).collect();
+            if let Some(at) = scored.iter().position(|token| !token.is_sound()) {
+                let reason = self.unsound(member.request, "slice", member.start + at + 1);
+                return self.end_request(member.request, &reason);
+            }
+            let logprobs = |token: Sampled| Some(TokenLogprobs { logprob: token.logprob, top: token.top });
+            live.prompt_logprobs.extend(scored.into_iter().map(logprobs));
         }
         live.send(Event::Progress { processed_tokens: member.end });
         if !live.prompt_done() {
@@ -244,18 +258,22 @@ impl<M: StepModel> Engine<M> {
         if let Some(table) = synthetic {
             pretend(table, sequence, &mut drawn);
         }
-        // Behind a guide's failure nothing was drawn as it should be.
-        let failure = sequence.guided.as_ref().and_then(Guided::failure);
+        // Behind a guide's failure, and from logits that are no distribution, nothing was drawn as it should be.
+        let guide = sequence.guided.as_ref().and_then(Guided::failure);
+        let guide = guide.map(|(drafts, error)| (drafts, Failure::Guide(error)));
+        let unsound = drawn.iter().position(|sampled| !sampled.is_sound());
+        let unsound = unsound.map(|drafts| (drafts, Failure::Unsound));
+        let failure = [guide, unsound].into_iter().flatten().min_by_key(|(drafts, _)| *drafts);
         drawn.truncate(failure.as_ref().map_or(drawn.len(), |(drafts, _)| *drafts));
         let drafted = sequence.drafts.len();
         let mut tokens: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
         let right = sequence.drafts.iter().zip(&tokens).take_while(|(draft, token)| draft == token).count();
         let before = sequence.generated();
-        let failure = failure.filter(|(drafts, _)| *drafts == right);
-        let failed = failure.map(|(_, error)| FinishReason::Guide { message: error.to_string() });
-        let end = sequence.accept(&tokens, &live.rule).or(failed);
+        let end = sequence.accept(&tokens, &live.rule);
+        let failure = failure.filter(|(drafts, _)| *drafts == right && end.is_none());
+        let position = sequence.position + sequence.pending.len();
         tokens.truncate(sequence.generated() - before);
-        if let (Some(guided), None) = (&mut sequence.guided, &end) {
+        if let (Some(guided), None, None) = (&mut sequence.guided, &end, &failure) {
             guided.advance(right, tokens.len(), &sequence.output);
         }
         match &mut sequence.drafter {
@@ -281,7 +299,13 @@ impl<M: StepModel> Engine<M> {
         if !out.is_empty() {
             live.send(Event::Tokens { choice: key.choice, tokens: out });
         }
-        match end {
+        let failed = failure.map(|(_, failure)| match failure {
+            Failure::Guide(error) => FinishReason::Guide { message: error.to_string() },
+            Failure::Unsound => {
+                self.unsound(key.request, if before == 0 { "slice" } else { "round" }, position)
+            }
+        });
+        match end.or(failed) {
             Some(reason) => {
                 self.end(key.request, &[key.choice], &reason);
                 None

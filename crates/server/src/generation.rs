@@ -458,6 +458,7 @@ fn finish_of(reason: FinishReason) -> Result<Finish, ApiError> {
             Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("cancelled").retry())
         }
         FinishReason::Guide { message } => Err(ApiError::internal(message).with_code("constraint_failed")),
+        FinishReason::Unsound { message } => Err(ApiError::internal(message).with_code("logits_not_numbers")),
         FinishReason::Error { message } => Err(ApiError::internal(message).with_code("engine_error")),
     }
 }

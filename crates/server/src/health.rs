@@ -34,6 +34,8 @@ pub(crate) struct Health {
     /// Since the engine is stuck, seconds since 1970.
     stalled_since_unix_s: Option<u64>,
     steps: u64,
+    /// Choices that ended because their logits were not numbers.
+    unsound_logits: u64,
 }
 
 pub(crate) fn assess(app: &App) -> Health {
@@ -68,6 +70,7 @@ pub(crate) fn assess(app: &App) -> Health {
         waiting: load.waiting,
         stalled_since_unix_s: stalled_s.map(|seconds| unix_seconds().saturating_sub(seconds)),
         steps: load.steps,
+        unsound_logits: load.unsound,
     }
 }
 
@@ -176,7 +179,10 @@ async fn one_token(app: &App, cancel: &CancelFlag) -> Result<(), String> {
     while let Some(event) = events.recv().await {
         match event {
             Event::Tokens { .. } => return Ok(()),
-            Event::End { reason: FinishReason::Error { message }, .. } => return Err(message),
+            Event::End {
+                reason: FinishReason::Error { message } | FinishReason::Unsound { message },
+                ..
+            } => return Err(message),
             Event::End { .. } => break,
             _ => {}
         }

@@ -1,7 +1,7 @@
 //! Drawing tokens from large vocabularies without sorting them.
 //!
 //! Same definition as the reference: mask, penalties and bias, banned ids, temperature, min-p, top-k, top-p, then the
-//! argmax of `logit / temperature + gumbel`; ties go to the smaller id; a NaN logit counts as −∞.
+//! argmax of `logit / temperature + gumbel`; ties go to the smaller id; logits that are no distribution draw nothing.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -53,6 +53,9 @@ pub(super) fn sample(
     {
         // One sequence alone: all threads look for its token.
         let logits = below_limit(logits.row(row.logits_row), row.vocab_limit);
+        if !simd::is_sound(level, logits) {
+            return vec![Sampled::unsound()];
+        }
         let token = workers.with_candidates(0, logits.len(), |memory, candidates| {
             draw(level, logits, row, (memory, candidates), Some(pool))
         });
@@ -63,6 +66,9 @@ pub(super) fn sample(
         let row = &rows[index];
         let logits = below_limit(logits.row(row.logits_row), row.vocab_limit);
         let sampled = workers.with_candidates(worker, logits.len(), |memory, candidates| {
+            if !simd::is_sound(level, logits) {
+                return Sampled::unsound();
+            }
             let token = draw(level, logits, row, (memory, candidates), None);
             match row.top_logprobs {
                 Some(top) => report(level, logits, token, top, candidates),
@@ -86,7 +92,11 @@ pub(super) fn score(
         let row = &rows[index];
         let logits = below_limit(logits.row(row.logits_row), row.vocab_limit);
         let sampled = workers.with_candidates(worker, 0, |_, candidates| {
-            report(level, logits, row.token, row.top_logprobs, candidates)
+            if simd::is_sound(level, logits) {
+                report(level, logits, row.token, row.top_logprobs, candidates)
+            } else {
+                Sampled::unsound()
+            }
         });
         // Every piece runs once.
         let _ = scored[index].set(sampled);
@@ -164,7 +174,7 @@ fn adjust<'a>(logits: &[f32], row: &SampleRow<'_>, memory: &'a mut [f32]) -> &'a
     }
     for (token, occurrences) in row.seen {
         let Some(logit) = memory.get_mut(*token as usize) else { continue };
-        let old = not_nan(*logit);
+        let old = *logit;
         let penalised = if old > 0.0 { old / row.repetition_penalty } else { old * row.repetition_penalty };
         let mut new = penalised - row.frequency_penalty * *occurrences as f32;
         if *occurrences > 0 {
@@ -174,7 +184,7 @@ fn adjust<'a>(logits: &[f32], row: &SampleRow<'_>, memory: &'a mut [f32]) -> &'a
     }
     for (token, bias) in row.bias {
         if let Some(logit) = memory.get_mut(*token as usize) {
-            *logit = not_nan(not_nan(*logit) + bias);
+            *logit = not_nan(*logit + bias);
         }
     }
     for token in row.banned {
@@ -217,7 +227,7 @@ fn most_likely(level: Level, logits: &[f32]) -> Option<Candidate> {
 fn fallback(logits: &[f32], row: &SampleRow<'_>) -> u32 {
     let all = || {
         let in_mask = (0..).zip(logits).filter(|(token, _)| row.is_in_mask(*token));
-        in_mask.map(|(token, logit)| Candidate { token, logit: *logit, scaled: not_nan(*logit) })
+        in_mask.map(|(token, logit)| Candidate { token, logit: *logit, scaled: *logit })
     };
     let allowed = all().filter(|candidate| !row.banned.contains(&candidate.token)).min();
     allowed.or_else(|| all().min()).map_or(0, |candidate| candidate.token)
@@ -258,7 +268,7 @@ fn keep_likely(
 /// top-p over the whole vocabulary: only as many tokens are sorted as the mass needs.
 fn keep_mass(level: Level, logits: &[f32], best: Candidate, row: &SampleRow<'_>, kept: &mut Vec<Candidate>) {
     let relative = |candidate: &Candidate| f64::from(candidate.scaled - best.scaled).exp();
-    let mass = |logit: &f32| f64::from(not_nan(*logit) / row.temperature - best.scaled).exp();
+    let mass = |logit: &f32| f64::from(*logit / row.temperature - best.scaled).exp();
     let wanted = f64::from(row.top_p) * logits.iter().map(mass).sum::<f64>();
     let mut depth = 4.0;
     loop {
@@ -330,13 +340,14 @@ fn top(level: Level, logits: &[f32], temperature: f32, count: usize, found: &mut
 /// Log-probabilities of the model's own distribution: f32 logits minus an f64 log-sum-exp, rounded to f32.
 fn report(level: Level, logits: &[f32], token: u32, count: usize, ranked: &mut Vec<Candidate>) -> Sampled {
     let largest = simd::largest(level, logits);
-    let log_total = logits.iter().map(|logit| difference(*logit, largest).exp()).sum::<f64>().ln();
-    let logprob = |logit: f32| (difference(logit, largest) - log_total) as f32;
+    let difference = |logit: f32| f64::from(logit) - f64::from(largest);
+    let log_total = logits.iter().map(|logit| difference(*logit).exp()).sum::<f64>().ln();
+    let logprob = |logit: f32| (difference(logit) - log_total) as f32;
     let of_token = logits.get(token as usize).map_or(f32::NEG_INFINITY, |logit| logprob(*logit));
     top(level, logits, 1.0, count, ranked);
     if ranked.len() < count.min(logits.len()) {
         // Fewer tokens above −∞ than were asked for: the others follow by id.
-        let rest = (0..).zip(logits).filter(|(_, logit)| not_nan(**logit) == f32::NEG_INFINITY);
+        let rest = (0..).zip(logits).filter(|(_, logit)| **logit == f32::NEG_INFINITY);
         let rest = rest.map(|(token, logit)| Candidate { token, logit: *logit, scaled: f32::NEG_INFINITY });
         ranked.extend(rest.take(count.min(logits.len()) - ranked.len()));
     }
@@ -344,10 +355,22 @@ fn report(level: Level, logits: &[f32], token: u32, count: usize, ranked: &mut V
     Sampled { token, logprob: of_token, top }
 }
 
-/// `logit − largest` in f64, where equal infinities differ by 0 and NaN is −∞.
-fn difference(logit: f32, largest: f32) -> f64 {
-    let logit = not_nan(logit);
-    if logit == largest { 0.0 } else { f64::from(logit) - f64::from(largest) }
+/// Kernel: whether the values are logits of a distribution, as [`qwill_device::sample::is_sound`] says.
+#[inline(always)]
+pub(super) fn is_sound_body<S: Simd>(simd: S, values: &[f32]) -> bool {
+    let lowest = simd.splat(f32::MIN);
+    let (mut zero, mut largest) = (simd.splat(0.0), lowest);
+    let whole = values.len() / S::LANES * S::LANES;
+    for part in values[..whole].chunks_exact(S::LANES) {
+        // A NaN in the second operand stays; a number times 0 is 0, all else is NaN, which sums keep.
+        let value = simd.max(lowest, simd.load(part));
+        zero = simd.mul_add(value, simd.splat(0.0), zero);
+        largest = simd.max(simd.load(part), largest);
+    }
+    let rest = &values[whole..];
+    let is_finite = |value: &f32| value.is_finite();
+    let any = simd.largest(largest) > f32::MIN || values.iter().any(is_finite);
+    any && simd.sum(zero) == 0.0 && rest.iter().all(|value| *value < f32::INFINITY)
 }
 
 /// Kernel: the largest value; −∞ when there is none. NaN is left out.

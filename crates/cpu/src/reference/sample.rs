@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use qwill_device::sample::gumbel;
+use qwill_device::sample::{gumbel, is_sound};
 use qwill_device::{SampleRow, Sampled, ScoreRow};
 
 /// A token that may be drawn, with its logit after penalties, bias and temperature.
@@ -16,14 +16,17 @@ struct Candidate {
 ///
 /// The order: mask, repetition penalty (positive logits divided, others multiplied), presence and frequency penalty,
 /// bias, banned ids, temperature, min-p, top-k, top-p, then the argmax of `logit / temperature + gumbel`. Ties go
-/// to the smaller id everywhere. Only ids below `vocab_limit` and in the mask take part; a NaN logit counts as −∞ and is
-/// never drawn while anything else can be. When nothing is left (all banned or −∞) the largest logit among the ids that
-/// are not banned wins, or the largest of all when every id is banned.
+/// to the smaller id everywhere. Only ids below `vocab_limit` and in the mask take part. When nothing is left (all banned or
+/// −∞) the largest logit among the ids that are not banned wins, or the largest of all when every id is banned. Logits that
+/// are no distribution give [`Sampled::unsound`].
 ///
 /// Probabilities for the filters are f64 softmax values; a temperature of 0, or one so small that the logits
 /// overflow, is greedy.
 pub fn sample_row(logits: &[f32], row: &SampleRow<'_>) -> Sampled {
     let logits = &logits[..row.vocab_limit.min(logits.len())];
+    if !is_sound(logits) {
+        return Sampled::unsound();
+    }
     let token = draw(logits, row);
     match row.top_logprobs {
         Some(top) => report(logits, token, top),
@@ -34,7 +37,8 @@ pub fn sample_row(logits: &[f32], row: &SampleRow<'_>) -> Sampled {
 /// Log-probability of a given token in a row of logits, and the `top_logprobs` most likely ones. A token at or
 /// above the limit is no part of the distribution: its log-probability is −∞.
 pub fn score_row(logits: &[f32], row: &ScoreRow) -> Sampled {
-    report(&logits[..row.vocab_limit.min(logits.len())], row.token, row.top_logprobs)
+    let logits = &logits[..row.vocab_limit.min(logits.len())];
+    if is_sound(logits) { report(logits, row.token, row.top_logprobs) } else { Sampled::unsound() }
 }
 
 fn draw(logits: &[f32], row: &SampleRow<'_>) -> u32 {
@@ -61,9 +65,9 @@ fn draw(logits: &[f32], row: &SampleRow<'_>) -> u32 {
     largest(&candidates).map_or(best.token, |drawn| drawn.token)
 }
 
-/// Logits after penalties and bias; NaN becomes −∞.
+/// Logits after penalties and bias; what is no number then (`−∞ · 0`) becomes −∞.
 fn adjust(logits: &[f32], row: &SampleRow<'_>) -> Vec<f32> {
-    let mut adjusted: Vec<f32> = logits.iter().map(|logit| not_nan(*logit)).collect();
+    let mut adjusted = logits.to_vec();
     for (token, occurrences) in row.seen {
         let Some(logit) = adjusted.get_mut(*token as usize) else { continue };
         let penalised =
@@ -101,7 +105,7 @@ fn likelier_first(a: &Candidate, b: &Candidate) -> Ordering {
 fn fallback(logits: &[f32], row: &SampleRow<'_>) -> u32 {
     let all = || {
         let in_mask = (0..).zip(logits).filter(|(token, _)| row.is_in_mask(*token));
-        in_mask.map(|(token, logit)| Candidate { token, logit: not_nan(*logit) })
+        in_mask.map(|(token, logit)| Candidate { token, logit: *logit })
     };
     let allowed: Vec<Candidate> = all().filter(|candidate| !row.banned.contains(&candidate.token)).collect();
     largest(&allowed).or_else(|| largest(&all().collect::<Vec<_>>())).map_or(0, |candidate| candidate.token)
@@ -138,16 +142,16 @@ fn keep_likely(candidates: &mut Vec<Candidate>, best: f32, row: &SampleRow<'_>) 
 
 /// Log-probabilities of the model's own distribution: f32 logits minus an f64 log-sum-exp, rounded to f32.
 fn report(logits: &[f32], token: u32, top: usize) -> Sampled {
-    let largest = logits.iter().copied().map(not_nan).fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits.iter().map(|logit| difference(*logit, largest).exp()).sum();
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let difference = |logit: f32| f64::from(logit) - f64::from(largest);
+    let total: f64 = logits.iter().map(|logit| difference(*logit).exp()).sum();
     let log_total = total.ln();
-    let logprob = |logit: f32| (difference(logit, largest) - log_total) as f32;
+    let logprob = |logit: f32| (difference(logit) - log_total) as f32;
     let of_token = logits.get(token as usize).map_or(f32::NEG_INFINITY, |logit| logprob(*logit));
 
     let mut ranked: Vec<Candidate> = Vec::new();
     if top > 0 {
-        ranked =
-            (0..).zip(logits).map(|(token, logit)| Candidate { token, logit: not_nan(*logit) }).collect();
+        ranked = (0..).zip(logits).map(|(token, logit)| Candidate { token, logit: *logit }).collect();
         if top < ranked.len() {
             ranked.select_nth_unstable_by(top, likelier_first);
             ranked.truncate(top);
@@ -156,10 +160,4 @@ fn report(logits: &[f32], token: u32, top: usize) -> Sampled {
     }
     let top = ranked.iter().map(|candidate| (candidate.token, logprob(candidate.logit))).collect();
     Sampled { token, logprob: of_token, top }
-}
-
-/// `logit − largest` in f64, where equal infinities differ by 0 and NaN is −∞.
-fn difference(logit: f32, largest: f32) -> f64 {
-    let logit = not_nan(logit);
-    if logit == largest { 0.0 } else { f64::from(logit) - f64::from(largest) }
 }

@@ -24,6 +24,7 @@ const BLOCK_TILES: usize = 32;
 const REQUEST_BYTES: u64 = 4 << 20;
 /// Bytes of results: 512 rows with 60 alternatives each.
 const RESULT_BYTES: u64 = 256 << 10;
+const UNSOUND: u32 = u32::MAX;
 const FLAG_DRAW: u32 = 1;
 const FLAG_REPORT: u32 = 2;
 /// 32-bit words of `struct SampleRow` and `struct SampleResult` in the source.
@@ -305,16 +306,15 @@ fn read_results(words: &[u32], requests: &[Request<'_>], top_capacity: usize) ->
     let rows = requests.iter().zip(results.chunks(RESULT_WORDS)).enumerate();
     let sampled = rows.map(|(index, (request, result))| {
         let token = result[2];
+        if token == UNSOUND {
+            return Sampled::unsound();
+        }
         if request.row.top_logprobs.is_none() {
             return Sampled { token, logprob: f32::NAN, top: Vec::new() };
         }
         let total = f64::from_bits(u64::from(result[0]) | u64::from(result[1]) << 32);
         let largest = f32::from_bits(result[4]);
-        let logprob = |logit: f32| {
-            // Equal infinities differ by nothing.
-            let difference = if logit == largest { 0.0 } else { f64::from(logit) - f64::from(largest) };
-            (difference - total.ln()) as f32
-        };
+        let logprob = |logit: f32| (f64::from(logit) - f64::from(largest) - total.ln()) as f32;
         let top = &tops[index * 2 * top_capacity..][..2 * (result[5] as usize).min(top_capacity)];
         let mut top: Vec<(u32, f32)> = top.chunks(2).map(|pair| (pair[0], f32::from_bits(pair[1]))).collect();
         top.sort_unstable_by(|a, b| b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0)));

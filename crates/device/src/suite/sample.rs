@@ -97,7 +97,7 @@ fn tensors(results: &[Sampled], expected_rows: usize) -> Result<Outputs, Failure
         top_values.extend(result.top.iter().map(|(_, value)| *value).chain((0..padding).map(|_| 0.0)));
     }
     let tokens = results.iter().map(|result| result.token as f32).collect();
-    // Every NaN says the same: none was asked for.
+    // Every NaN says the same: none was asked for, or there is none.
     let logprobs = results.iter().map(|result| if result.logprob.is_nan() { POISON } else { result.logprob });
     Ok(Outputs::of_rows(vec![
         Tensor::new("token", 1, tokens, Closeness::Bits),
@@ -142,25 +142,30 @@ impl OpRun for SampleRun {
     }
 }
 
-/// Rows of logits: spread ones, flat ones, ones with many equal values, and ones with NaN and infinities.
+/// Rows of logits: spread ones, flat ones, ones with many equal values, ones where many tokens cannot come, and between
+/// them ones that are no distribution: with a NaN or a +∞ somewhere, or without a number.
 fn random_logits(random: &mut Random, rows: usize, vocab: usize, limit: usize) -> Vec<f32> {
     let mut logits = Vec::with_capacity(rows * vocab);
-    for _ in 0..rows {
+    for index in 0..rows {
         let mut row = random.normals(vocab, 4.0);
-        match random.below(5) {
+        // In companies of many every kind is there.
+        match if rows > 8 { index % 8 } else { random.below(12) } {
             0 => row = row.into_iter().map(f32::round).collect(),
             1 => row = row.into_iter().map(|logit| 0.01 * logit).collect(),
             2 => {
-                for _ in 0..vocab / 8 {
-                    row[random.below(vocab)] = f32::NAN;
+                for _ in 0..vocab / 4 {
                     row[random.below(vocab)] = f32::NEG_INFINITY;
                 }
             }
+            3 => row[random.below(limit)] = f32::NAN,
+            4 => row[limit - 1] = f32::INFINITY,
+            5 => row.fill(random.pick(&[f32::NAN, f32::NEG_INFINITY]).unwrap_or(f32::NAN)),
             _ => {}
         }
-        // The padding rows of a head are not zero: the largest logits of all, and never to be drawn.
+        // The padding rows of a head are not zero: the largest logits of all, and never to be drawn. Nor do they make a
+        // row unsound.
         for logit in &mut row[limit..] {
-            *logit += 100.0;
+            *logit = random.pick(&[*logit + 100.0, f32::NAN, f32::INFINITY]).unwrap_or(f32::NAN);
         }
         logits.extend(row);
     }

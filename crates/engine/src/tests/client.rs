@@ -64,7 +64,9 @@ impl Outcome {
     }
 
     pub(crate) fn failed(&self) -> bool {
-        self.choices.iter().any(|choice| matches!(choice.end, Some(FinishReason::Error { .. })))
+        self.choices.iter().any(|choice| {
+            matches!(choice.end, Some(FinishReason::Error { .. } | FinishReason::Unsound { .. }))
+        })
     }
 
     /// Takes an event in, checking the order that the contract promises.

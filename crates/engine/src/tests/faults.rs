@@ -5,10 +5,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 use qwill_contract::{EngineState, FinishReason, Request, SamplingParams};
 
-use super::client::{Client, assert_idle, request};
-use super::harness::{Bench, any_request, options, puppet};
+use super::client::{ChoiceOutcome, Client, assert_idle, request};
+use super::harness::{Bench, any_request, ask, asking, message, options, puppet};
 use super::puppet::Fault;
-use crate::{EngineError, start};
+use crate::speculation::{SpecMode, SpeculationOptions};
+use crate::{EngineError, EngineOptions, start};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
@@ -37,6 +38,98 @@ proptest! {
         prop_assert!(again.failed() || again == Bench::answer(&options(), requests[0].clone()));
         bench.assert_nothing_is_left();
     }
+}
+
+/// The message of a choice that had no distribution.
+fn unsound_message(choice: &ChoiceOutcome) -> &str {
+    match &choice.end {
+        Some(FinishReason::Unsound { message }) => message,
+        end => panic!("{end:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Logits that are no numbers, from some place of a choice on, cost that choice its end and nobody else anything, with
+    /// drafts and without; what the choice said before is what it says otherwise.
+    #[test]
+    fn unsound_logits_end_their_own_choice_only(
+        requests in prop::collection::vec(any_request(), 1..8),
+        victim in any::<prop::sample::Index>(),
+        generated in 0usize..12,
+        drafts in any::<bool>(),
+    ) {
+        let mode = if drafts { SpecMode::Lookup } else { SpecMode::Off };
+        let speculation = SpeculationOptions { mode, adaptive: false, ..SpeculationOptions::default() };
+        let options = EngineOptions { speculation, ..options() };
+        let mut requests = requests;
+        for (index, request) in requests.iter_mut().enumerate() {
+            // Each choice has its own seed.
+            request.sampling.seed = 100 * index as u64;
+            request.prompt_logprobs = None;
+        }
+        let victim = victim.index(requests.len());
+        let (seed, prompt) = (requests[victim].sampling.seed, requests[victim].prompt.len());
+        let fault = Fault::UnsoundDraw { seed, position: (prompt + generated) as u64 };
+        let mut bench = Bench::with_fault(options.clone(), fault);
+        let clients: Vec<Client> = requests.iter().map(|request| bench.submit(request.clone())).collect();
+        bench.finish();
+        assert_idle(bench.handle.load());
+        for (index, (request, client)) in requests.iter().zip(clients).enumerate() {
+            let (outcome, expected) = (client.wait(), Bench::answer(&options, request.clone()));
+            if index != victim {
+                prop_assert_eq!(outcome, expected);
+                continue;
+            }
+            prop_assert_eq!(&outcome.choices[1..], &expected.choices[1..], "the other choices go on");
+            let (first, whole) = (&outcome.choices[0], &expected.choices[0]);
+            let unsound = whole.tokens.len() > generated;
+            prop_assert_eq!(bench.handle.load().snapshot().unsound, u64::from(unsound));
+            if unsound {
+                prop_assert_eq!(&first.tokens, &whole.tokens[..generated]);
+                let kind = if generated == 0 { "a slice" } else { "a round" };
+                let place = format!("behind token {}:", prompt + generated);
+                let message = unsound_message(first);
+                prop_assert!(message.contains(&place) && message.contains(kind), "{}", message);
+            } else {
+                prop_assert_eq!(first, whole);
+            }
+        }
+        bench.assert_nothing_is_left();
+    }
+}
+
+#[test]
+fn unsound_logits_in_a_prompt_end_its_request_only() {
+    let scored = |prompt: &[u32]| Request { prompt_logprobs: Some(1), choices: 2, ..asking(prompt, 4) };
+    let (bad, good) = (scored(&[[3; 70].as_slice(), &[9], &[3; 200]].concat()), scored(&[4; 90]));
+    let mut bench = Bench::with_fault(options(), Fault::UnsoundScore { token: 9 });
+    let clients = [&bad, &good, &bad].map(|request| bench.submit(request.clone()));
+    bench.finish();
+    let [first, second, third] = clients.map(Client::wait);
+    for outcome in [first, third] {
+        assert!(outcome.prompt_logprobs.is_none() && outcome.choices.iter().all(|one| one.tokens.is_empty()));
+        assert!(outcome.choices.iter().all(|choice| unsound_message(choice).contains("behind token 70:")));
+    }
+    assert_eq!(second, Bench::answer(&options(), good));
+    assert_eq!(bench.handle.load().snapshot().unsound, 2);
+    bench.assert_nothing_is_left();
+}
+
+#[test]
+fn what_led_to_unsound_logits_is_not_remembered() {
+    let mut bench = Bench::new(options());
+    let prompt = message(300, 7);
+    assert!(!bench.ask(asking(&prompt, 3)).failed());
+    let seed = asking(&prompt, 3).sampling.seed;
+    bench.engine.model.fault = Fault::UnsoundDraw { seed, position: 0 };
+    let failed = bench.ask(asking(&prompt, 3));
+    assert!(failed.failed() && failed.cached_tokens > 0, "{failed:?}");
+    assert_eq!(bench.engine.cache.usage().snapshots, 0);
+    bench.engine.model.fault = Fault::None;
+    let again = ask(&mut bench, &asking(&prompt, 3));
+    assert_eq!(again.cached_tokens, 0);
 }
 
 fn long_request() -> Request {

@@ -34,6 +34,15 @@ pub(crate) enum Fault {
     HangAt(usize),
     /// Draws a token outside the vocabulary.
     WildTokenAt(usize),
+    /// Has no distribution for draws with this seed from this position on.
+    UnsoundDraw {
+        seed: u64,
+        position: u64,
+    },
+    /// Has no distribution where this token is scored.
+    UnsoundScore {
+        token: u32,
+    },
 }
 
 /// Rejected rows stay in the ring until rows that are right overwrite them.
@@ -289,6 +298,10 @@ impl StepModel for Puppet {
                 Logits::Trunk(logits) => logits,
                 Logits::Draft(token) => return Sampled { token, logprob: f32::NAN, top: Vec::new() },
             };
+            if matches!(self.fault, Fault::UnsoundDraw { seed, position } if seed == row.seed && position <= row.position)
+            {
+                return Sampled::unsound();
+            }
             let noise = if row.temperature > 0.0 { Some((row.seed, row.position)) } else { None };
             let filters = (row.top_k, row.top_p.to_bits(), row.min_p.to_bits(), row.temperature.to_bits());
             let penalties =
@@ -323,6 +336,9 @@ impl StepModel for Puppet {
             let Logits::Trunk(logits) = self.logits[row.logits_row] else {
                 return Err(PuppetError("a score of a draft's logits".to_owned()));
             };
+            if self.fault == (Fault::UnsoundScore { token: row.token }) {
+                return Ok(Sampled::unsound());
+            }
             let (logprob, top) = logprobs(logits, row.token, row.top_logprobs);
             Ok(Sampled { token: row.token, logprob, top })
         };

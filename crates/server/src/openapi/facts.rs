@@ -61,6 +61,7 @@ fn health() -> Value {
         always("waiting", count(0), "Requests in the queue"),
         always("stalled_since_unix_s", nullable(count(0)), "Since when the engine is stuck"),
         always("steps", count(0), "Completed by the engine"),
+        always("unsound_logits", count(0), "Choices that ended because the model's logits were not numbers"),
     ])
 }
 

@@ -24,6 +24,8 @@ pub(crate) enum Act {
     Hold,
     /// The engine fails on the request.
     Fail(&'static str),
+    /// The logits are not numbers.
+    Unsound,
     /// The engine gives the request up.
     GiveUp,
     /// The engine ends without a word.
@@ -193,6 +195,7 @@ fn perform(submission: Submission, stage: &Stage, script: &Script) -> usize {
             let end = match act {
                 Act::Hold => None,
                 Act::Fail(message) => Some(FinishReason::Error { message: message.into() }),
+                Act::Unsound => Some(FinishReason::Unsound { message: "not numbers".into() }),
                 Act::GiveUp => Some(FinishReason::Cancelled),
                 Act::Vanish => return sent.iter().sum(),
                 Act::Step(mut ids) => {

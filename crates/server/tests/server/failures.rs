@@ -35,6 +35,21 @@ async fn an_error_in_mid_stream_is_an_event_and_the_stream_ends_in_order() {
 }
 
 #[tokio::test]
+async fn logits_that_are_not_numbers_are_an_error_of_their_own() {
+    let bench = failing(Act::Unsound);
+    let plain = bench.post(CHAT, plain_chat()).await;
+    assert_eq!(plain.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(
+        (plain.error()["code"].as_str(), plain.error()["message"].as_str()),
+        (Some("logits_not_numbers"), Some("not numbers"))
+    );
+    let streamed = bench.post(CHAT, with(plain_chat(), json!({"stream": true}))).await;
+    assert_eq!(streamed.events().pop().unwrap()["error"]["code"], "logits_not_numbers");
+    let health = bench.get("/health").await;
+    assert_eq!((health.status, &health.json()["unsound_logits"]), (StatusCode::OK, &json!(0)));
+}
+
+#[tokio::test]
 async fn an_engine_that_vanishes_or_gives_up_is_an_error() {
     let vanished = failing(Act::Vanish).post(CHAT, plain_chat()).await;
     assert_eq!(vanished.status, StatusCode::INTERNAL_SERVER_ERROR);

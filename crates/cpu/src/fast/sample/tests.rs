@@ -60,7 +60,7 @@ fn draws_and_logprobs_equal_the_reference() {
     for (vocab, spread) in [(9, 4.0), (500, 1e-3), (5_003, 12.0), (5_003, 60.0), (40_000, 3.0)] {
         let mut logits = random_logits(vocab, vocab as u64, spread);
         logits[vocab - 1] = 99.0;
-        logits[4] = f32::NAN;
+        logits[4] = f32::MIN;
         logits[7] = f32::NEG_INFINITY;
         let buffer = Buffer { cols: vocab, data: logits.clone() };
         for isa in Isa::available() {
@@ -100,7 +100,7 @@ fn many_draws_without_filters_equal_the_reference() {
 #[test]
 fn scores_equal_the_reference_where_few_tokens_are_likely() {
     let mut logits = vec![f32::NEG_INFINITY; 70];
-    (logits[3], logits[50], logits[20]) = (1.0, 1.0, f32::NAN);
+    (logits[3], logits[50], logits[20]) = (1.0, 1.0, f32::MIN);
     let buffer = Buffer { cols: 70, data: logits.clone() };
     let row = |token, top_logprobs| ScoreRow { logits_row: 0, token, vocab_limit: 70, top_logprobs };
     let rows = [row(3, 0), row(4, 5), row(69, 70), row(1000, 1)];
@@ -111,6 +111,36 @@ fn scores_equal_the_reference_where_few_tokens_are_likely() {
             let expected = score_row(&logits, row);
             assert_eq!((found.token, &found.top), (expected.token, &expected.top));
             assert_eq!(found.logprob.to_bits(), expected.logprob.to_bits());
+        }
+    }
+}
+
+#[test]
+fn logits_that_are_no_distribution_are_found_wherever_they_break() {
+    for vocab in [1, 7, 16, 50, 131] {
+        for isa in Isa::available() {
+            let level = Level::new(isa).unwrap();
+            let holds =
+                |logits: &[f32], sound| assert_eq!(simd::is_sound(level, logits), sound, "{logits:?}");
+            let logits = random_logits(vocab, 5, 8.0);
+            holds(&logits, true);
+            holds(&vec![f32::MIN; vocab], true);
+            holds(&vec![f32::NEG_INFINITY; vocab], false);
+            for at in 0..vocab {
+                let with = |value| {
+                    let mut logits = logits.clone();
+                    logits[at] = value;
+                    logits
+                };
+                for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
+                    holds(&with(bad), false);
+                }
+                holds(&with(f32::NEG_INFINITY), vocab > 1);
+                holds(&with(f32::MAX), true);
+                let mut only = vec![f32::NEG_INFINITY; vocab];
+                only[at] = f32::MIN;
+                holds(&only, true);
+            }
         }
     }
 }

@@ -74,6 +74,7 @@ kernels! {
     gdn_rows: gdn_scan::rows_body(
         activations: Activations, key_head: KeyHead<'_>, mixed: &Buffer, span: &Span, base: &mut [f32],
         ring: &mut Ring<'_>, memory: &mut [f32], out: &mut Block<'_>);
+    is_sound: sample::is_sound_body(values: &[f32]) -> bool;
     largest: sample::largest_body(values: &[f32]) -> f32;
     next_above: sample::next_above_body(values: &[f32], from: usize, bound: f32) -> usize;
     gumbel_argmax: sample::gumbel_argmax_body(

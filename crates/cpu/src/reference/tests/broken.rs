@@ -396,7 +396,7 @@ impl Device for BrokenDevice {
     fn sample(&mut self, logits: &Buffer, rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, DeviceError> {
         let mut results = self.inner.sample(logits, rows)?;
         if self.has(Fault::LastOfEqual) {
-            for (result, row) in results.iter_mut().zip(rows) {
+            for (result, row) in results.iter_mut().zip(rows).filter(|(result, _)| result.is_sound()) {
                 let values = &logits.row(row.logits_row)[..row.vocab_limit];
                 let drawn = values[result.token as usize];
                 let last = values.iter().rposition(|value| *value == drawn);

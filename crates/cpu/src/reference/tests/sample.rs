@@ -142,30 +142,51 @@ fn bias_and_bans_decide_and_something_is_always_drawn() {
 
 #[test]
 fn nothing_outside_the_mask_is_ever_drawn() {
-    let logits = [5.0, 1.0, 2.0, f32::NAN];
+    let logits = [5.0, 1.0, 2.0, f32::NEG_INFINITY];
     assert_eq!(drawn(&logits, &SampleRow { mask: Some(&[0b1110]), ..row(4) }), [1, 2]);
     assert_eq!(drawn(&logits, &SampleRow { mask: Some(&[0b0010]), bias: &[(0, 99.0)], ..row(4) }), [1]);
     let all_banned = SampleRow { mask: Some(&[0b0110]), banned: &[0, 1, 2, 3], ..row(4) };
     assert_eq!(drawn(&logits, &all_banned), [2], "the mask counts more than banned ids");
-    assert_eq!(drawn(&logits, &SampleRow { mask: Some(&[0b1000]), ..row(4) }), [3], "not even for NaN");
+    assert_eq!(drawn(&logits, &SampleRow { mask: Some(&[0b1000]), ..row(4) }), [3], "not even for one at −∞");
     let reported = sample_row(&logits, &SampleRow { mask: Some(&[0b0010]), top_logprobs: Some(1), ..row(4) });
     assert_eq!((reported.token, reported.top[0].0), (1, 0), "log-probabilities know no mask");
 }
 
 #[test]
-fn nan_never_wins_and_infinities_do_not_break_anything() {
-    let strange = [f32::NAN, 1.0, f32::NEG_INFINITY, 0.5];
-    assert_eq!(sample_row(&strange, &SampleRow::greedy(0, 4)).token, 1);
-    assert_eq!(drawn(&strange, &row(4)), [1, 3]);
-    assert_eq!(drawn(&strange, &SampleRow { top_k: 3, top_p: 0.99, min_p: 0.01, ..row(4) }), [1, 3]);
-    let infinite = [0.0, f32::INFINITY, 1.0];
-    let all = SampleRow { top_logprobs: Some(3), ..row(3) };
-    let drawn = sample_row(&infinite, &all);
-    assert_eq!((drawn.token, drawn.logprob), (1, 0.0));
-    assert_eq!(drawn.top, [(1, 0.0), (2, f32::NEG_INFINITY), (0, f32::NEG_INFINITY)]);
-    let nothing = sample_row(&[f32::NAN; 4], &SampleRow { top_logprobs: Some(1), ..row(4) });
-    assert!(nothing.token == 0 && nothing.logprob.is_finite());
-    assert_eq!(sample_row(&[], &row(0)).token, 0);
+fn logits_that_are_no_distribution_draw_nothing() {
+    let (nan, infinite, never) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+    let unsound: [&[f32]; 7] = [
+        &[nan, 1.0, never, 0.5],
+        &[0.0, infinite, 1.0, 0.0],
+        &[nan; 4],
+        &[never; 4],
+        &[infinite; 4],
+        &[1.0, 2.0, 3.0, -nan],
+        &[],
+    ];
+    let score = ScoreRow { logits_row: 0, token: 1, vocab_limit: 4, top_logprobs: 2 };
+    for logits in unsound {
+        for row in [
+            SampleRow::greedy(0, 4),
+            row(4),
+            SampleRow { top_k: 3, top_p: 0.99, min_p: 0.01, top_logprobs: Some(2), ..row(4) },
+            // Not even where the token in question may not be drawn.
+            SampleRow { mask: Some(&[0b0010]), banned: &[0, 3], ..row(4) },
+        ] {
+            let drawn = sample_row(logits, &row);
+            assert!(
+                !drawn.is_sound() && drawn.logprob.is_nan() && drawn.top.is_empty(),
+                "{logits:?} {drawn:?}"
+            );
+        }
+        assert!(!score_row(logits, &score).is_sound(), "{logits:?}");
+    }
+    // What lies behind the limit does not count, nor do tokens that cannot come.
+    let sound = [never, 1.0, f32::MIN, 0.5, nan, infinite];
+    assert_eq!(drawn(&sound, &row(4)), [1, 3]);
+    assert!(score_row(&sound, &score).is_sound());
+    let reported = sample_row(&sound, &SampleRow { top_logprobs: Some(4), ..row(4) });
+    assert_eq!(reported.top[3], (0, never));
 }
 
 #[test]
