@@ -31,8 +31,6 @@ pub struct ToolCalls {
     pub required: bool,
     /// What the text has to be like where it is no call; no Lark grammar.
     pub answer: Option<Box<Shape>>,
-    /// The beginning of the first call that the prompt has already, where calls are required.
-    pub lead: Option<String>,
     /// Ids of `<tool_call>` and `</tool_call>`, where they are markers.
     pub markers: Option<(u32, u32)>,
 }
@@ -75,12 +73,7 @@ impl Writer<'_> {
         let more = if *parallel { r#" ("\n" call)*"# } else { "" };
         self.rule("calls", &format!("call{more}"));
         match (required, answer) {
-            (true, _) => {
-                let firsts: Vec<String> =
-                    (0..tools.len()).filter_map(|index| self.first_call(index)).collect();
-                self.rule("start", &format!("first{more}"));
-                self.rule("first", &firsts.join(" | "));
-            }
+            (true, _) => self.rule("start", "calls"),
             (false, Some(shape)) => {
                 self.rule("start", "answer | calls");
                 self.answer_rule(shape);
@@ -98,21 +91,11 @@ impl Writer<'_> {
         self.rule("close", &close);
     }
 
-    /// What is left of a call of a tool behind what the prompt has; `None` where it has the beginning of another's.
-    fn first_call(&self, index: usize) -> Option<String> {
-        let Some(lead) = &self.calls.lead else { return Some(format!("call_{index}")) };
-        let opening = self.calls.style.opening(Some(&self.calls.tools[index].name));
-        let rest = opening.strip_prefix(lead.as_str())?;
-        let rest = if rest.is_empty() { String::new() } else { literal(rest) };
-        Some(format!("{rest} body_{index}"))
-    }
-
     /// A call: how it opens, and its body.
     fn call(&mut self, index: usize, body: &str) {
-        let opening = self.calls.style.opening(Some(&self.calls.tools[index].name));
+        let opening = self.calls.style.opening(&self.calls.tools[index].name);
         let behind_marker = opening.strip_prefix("<tool_call>").unwrap_or(&opening);
-        self.rule(&format!("call_{index}"), &format!("open {} body_{index}", literal(behind_marker)));
-        self.rule(&format!("body_{index}"), body);
+        self.rule(&format!("call_{index}"), &format!("open {} {body}", literal(behind_marker)));
     }
 
     fn answer_rule(&mut self, shape: &Shape) {

@@ -95,7 +95,7 @@ fn parse(app: &App, mut fields: Fields) -> Result<ChatRequest, ApiError> {
         return Err(ApiError::field("echo", message).with_code("unsupported_parameter"));
     }
     known::settle(app, &fields)?;
-    let conversation = Conversation::new(app, messages, ending, &tools, kwargs)?;
+    let conversation = Conversation { messages, tools: tools.definitions(), ending, kwargs };
     params.tools = Arc::new(tools);
     Ok(ChatRequest { model, conversation, params })
 }

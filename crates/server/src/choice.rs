@@ -126,8 +126,6 @@ pub(crate) struct Choice {
     calls: CallRules,
     /// How many calls have begun.
     call_count: usize,
-    /// What the prompt has of the answer, until it goes out with the first tokens.
-    lead: Delta,
     ending_tokens: Arc<[u32]>,
     show_ending: bool,
     shown: ShownThinking,
@@ -148,14 +146,13 @@ impl Choice {
         calls: CallRules,
         prompt: &Prompt,
     ) -> Self {
-        let mut choice = Self {
+        Self {
             detokenizer: Detokenizer::new(Arc::clone(tokenizer), rules.skip_special),
             parser: AnswerParser::new(prompt.opens_reasoning, calls.offered.clone()),
             stop: StopMatcher::new(rules.stop.clone(), rules.include_stop),
             stop_strings: rules.stop.clone(),
             calls,
             call_count: 0,
-            lead: Delta::default(),
             ending_tokens,
             show_ending: rules.include_stop,
             shown: ShownThinking::new(rules.thinking),
@@ -164,19 +161,12 @@ impl Choice {
             reasoning_tokens: 0,
             finish: None,
             matched_stop: None,
-        };
-        if let Some(lead) = &prompt.lead {
-            let pieces = choice.parser.push(lead);
-            let mut delta = Delta::default();
-            choice.take_pieces(pieces, &mut delta);
-            choice.lead = delta;
         }
-        choice
     }
 
     /// Takes tokens in order. A stop string ends the answer: what follows is dropped and not counted.
     pub(crate) fn push(&mut self, tokens: Vec<TokenOut>) -> Delta {
-        let mut delta = std::mem::take(&mut self.lead);
+        let mut delta = Delta::default();
         for token in tokens {
             if self.finish.is_some() {
                 break;
@@ -189,7 +179,7 @@ impl Choice {
 
     /// The engine has ended the answer: text that was held back.
     pub(crate) fn end(&mut self, finish: Finish) -> Delta {
-        let mut delta = std::mem::take(&mut self.lead);
+        let mut delta = Delta::default();
         if self.finish.is_some() {
             return delta;
         }
@@ -306,7 +296,7 @@ mod tests {
             return_token_ids: false,
             thinking: ThinkingOutput::Apart,
         };
-        let prompt = Prompt { ids: Arc::from([]), opens_reasoning, max_tokens: 0, lead: None, effort: None };
+        let prompt = Prompt { ids: Arc::from([]), opens_reasoning, max_tokens: 0, effort: None };
         Choice::new(&tokenizer(), &rules, Arc::from([]), CallRules::new(&tools()), &prompt)
     }
 

@@ -248,7 +248,6 @@ impl Form {
             parallel: !tools.end_with_call(),
             required,
             answer: answer.map(|(_, shape)| Box::new(shape.clone())),
-            lead: tools.lead(style),
             markers: marker("<tool_call>").zip(marker("</tool_call>")),
         };
         let field = answer.map_or("tools", |(field, _)| field.as_str());

@@ -19,7 +19,7 @@
 //!   as `tool_calls`, their arguments in parts. Values follow the tool's JSON schema: a string stays as it was
 //!   written, anything else is read as JSON, Python's spellings included; an argument that the schema does not have is
 //!   a string. A call of a tool that the request did not offer is text. With `tool_choice: "none"` the tools are left
-//!   out of the prompt; where a call is asked for, the prompt begins it, without thinking.
+//!   out of the prompt; where a call is asked for, a grammar sees to it, behind thinking.
 //! * The answer to a named tool ends with `"stop"`, other answers with calls end with `"tool_calls"`, and an answer cut
 //!   short with `"length"`: the arguments of its last call are JSON, but not all of them.
 //! * Log-probabilities have one entry for each token that `usage.completion_tokens` counts, thinking and the

@@ -12,12 +12,9 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::messages::{gather_system, has_late_system};
 use crate::params::{Params, Truncation};
-use crate::tools::ToolSettings;
 
 /// KV is handed out in pages of this many tokens; several choices each round up to whole pages.
 pub(crate) const KV_PAGE_TOKENS: usize = 64;
-/// Ends a thinking section that the prompt has opened.
-const CLOSED_REASONING: &str = "\n</think>\n\n";
 
 /// A prompt, ready for the engine.
 #[derive(Debug, Clone)]
@@ -27,8 +24,6 @@ pub(crate) struct Prompt {
     pub(crate) opens_reasoning: bool,
     /// Most tokens to generate.
     pub(crate) max_tokens: usize,
-    /// The beginning of the answer, where the prompt has it already.
-    pub(crate) lead: Option<String>,
     /// How much the model was asked to think, for the log; none where there is no template.
     pub(crate) effort: Option<String>,
 }
@@ -39,34 +34,7 @@ pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
     pub(crate) tools: Option<Vec<Value>>,
     pub(crate) ending: Ending,
-    /// What the answer is to begin with, after thinking that has no words.
-    pub(crate) lead: Option<String>,
     pub(crate) kwargs: Map<String, Value>,
-}
-
-impl Conversation {
-    /// A conversation with these tools; a call that they ask for begins a turn of its own.
-    pub(crate) fn new(
-        app: &App,
-        messages: Vec<Value>,
-        ending: Ending,
-        tools: &ToolSettings,
-        kwargs: Map<String, Value>,
-    ) -> Result<Self, ApiError> {
-        let lead = tools.lead(app.tool_style());
-        match ending {
-            Ending::End if lead.is_some() => {
-                let message =
-                    "`add_generation_prompt` must be true where `tool_choice` asks for a call, got false";
-                Err(ApiError::field("add_generation_prompt", message).with_code("invalid_value"))
-            }
-            Ending::Continuation if lead.is_some() => {
-                let message = "`tool_choice` asks for a call, but the last message is the assistant's, which is to go on";
-                Err(ApiError::field("tool_choice", message).with_code("invalid_value"))
-            }
-            _ => Ok(Self { messages, tools: tools.definitions(), ending, lead, kwargs }),
-        }
-    }
 }
 
 /// What follows the last message.
@@ -152,10 +120,9 @@ pub(crate) async fn prepare_chat(
     conversation: Conversation,
     params: &Params,
 ) -> Result<Vec<Prompt>, ApiError> {
-    let lead = conversation.lead.clone();
     let Encoded { ids, opens_reasoning, effort, .. } = encode_chat(app, conversation).await?;
     let prompt = fit(app, path, ids, opens_reasoning, params, app.options.defaults.max_tokens)?;
-    Ok(vec![Prompt { lead, effort: Some(effort), ..prompt }])
+    Ok(vec![Prompt { effort: Some(effort), ..prompt }])
 }
 
 /// Runs work on a prompt where it holds up nobody, and not too much of it at once.
@@ -187,13 +154,7 @@ fn render_to_its_end(
         conversation.messages.pop();
         conversation.ending = Ending::Turn;
     }
-    let mut rendered = render(template, &conversation).map_err(template_error)?;
-    if let Some(lead) = &conversation.lead {
-        if prompt_opens_reasoning(&rendered.text) {
-            rendered.text.push_str(CLOSED_REASONING);
-        }
-        rendered.text.push_str(lead);
-    }
+    let rendered = render(template, &conversation).map_err(template_error)?;
     let opens_reasoning = prompt_opens_reasoning(&rendered.text);
     Ok((rendered, opens_reasoning))
 }
@@ -378,7 +339,7 @@ pub(crate) fn fit(
         let message = format!("`min_tokens` is {least}, but only {max_tokens} tokens may be generated");
         return Err(ApiError::field("min_tokens", message).with_code("invalid_value"));
     }
-    Ok(Prompt { ids: ids.into(), opens_reasoning, max_tokens, lead: None, effort: None })
+    Ok(Prompt { ids: ids.into(), opens_reasoning, max_tokens, effort: None })
 }
 
 fn too_long(param: &str, prompt_tokens: usize, limit: usize, params: &Params, fitting: usize) -> ApiError {

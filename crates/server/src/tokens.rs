@@ -109,7 +109,7 @@ async fn tokenize_chat(app: &App, mut fields: Fields) -> Result<Vec<u32>, ApiErr
     let kwargs = take_template_kwargs(app, &mut fields)?;
     let ending = take_ending(&mut fields, &messages)?;
     known::settle(app, &fields)?;
-    let conversation = Conversation::new(app, messages, ending, &tools, kwargs)?;
+    let conversation = Conversation { messages, tools: tools.definitions(), ending, kwargs };
     Ok(encode_chat(app, conversation).await?.ids)
 }
 

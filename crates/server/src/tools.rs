@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use qwill_text::{OfferedTool, ToolStyle};
+use qwill_text::OfferedTool;
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, show};
@@ -111,16 +111,6 @@ impl ToolSettings {
     /// Whether the request says which tool to call: then the call is the answer, and no news.
     pub(crate) fn is_named(&self) -> bool {
         matches!(self.choice, ToolChoice::Named(_))
-    }
-
-    /// How the answer must begin where a call is asked for: with one, as far as it is known.
-    pub(crate) fn lead(&self, style: ToolStyle) -> Option<String> {
-        match (&self.choice, self.tools.as_slice()) {
-            (ToolChoice::Named(name), _) => Some(style.opening(Some(name))),
-            (ToolChoice::Required, [only]) => Some(style.opening(Some(&only.name))),
-            (ToolChoice::Required, _) => Some(style.opening(None)),
-            (ToolChoice::None | ToolChoice::Auto, _) => None,
-        }
     }
 
     /// What templates are given as `tools`; `None` when the prompt is to tell of none.
@@ -373,19 +363,6 @@ mod tests {
         assert!(found.legacy && !found.parallel);
         let error = settings(json!({"functions": [function], "tools": [tool("f")]})).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("functions"));
-    }
-
-    #[test]
-    fn a_call_that_is_asked_for_leads_the_answer() {
-        let lead = |tools: Value, choice: Value| {
-            settings(json!({"tools": tools, "tool_choice": choice})).unwrap().lead(ToolStyle::Xml)
-        };
-        let both = json!([tool("f"), tool("g")]);
-        assert_eq!(lead(both.clone(), json!("auto")), None);
-        assert_eq!(lead(both.clone(), json!("required")).unwrap(), "<tool_call>\n<function=");
-        let named = json!({"type": "function", "name": "g"});
-        assert_eq!(lead(both, named).unwrap(), "<tool_call>\n<function=g>\n");
-        assert_eq!(lead(json!([tool("f")]), json!("required")).unwrap(), "<tool_call>\n<function=f>\n");
     }
 
     #[test]

@@ -36,16 +36,11 @@ impl ToolStyle {
         if source.contains("<function=") || source.contains("<parameter=") { Self::Xml } else { Self::Json }
     }
 
-    /// What a call starts with: up to the arguments of the tool `name`, or up to the name when the model is to
-    /// choose it.
-    pub fn opening(self, name: Option<&str>) -> String {
-        match (self, name) {
-            (Self::Xml, Some(name)) => format!("<tool_call>\n<function={name}>\n"),
-            (Self::Xml, None) => "<tool_call>\n<function=".into(),
-            (Self::Json, Some(name)) => {
-                format!("<tool_call>\n{{\"name\": {}, \"arguments\": ", loose::quoted(name))
-            }
-            (Self::Json, None) => "<tool_call>\n{\"name\": \"".into(),
+    /// What a call of the tool `name` starts with, up to its arguments.
+    pub fn opening(self, name: &str) -> String {
+        match self {
+            Self::Xml => format!("<tool_call>\n<function={name}>\n"),
+            Self::Json => format!("<tool_call>\n{{\"name\": {}, \"arguments\": ", loose::quoted(name)),
         }
     }
 }

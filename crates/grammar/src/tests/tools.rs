@@ -30,7 +30,6 @@ fn calls(style: ToolStyle, parallel: bool) -> ToolCalls {
         parallel,
         required: true,
         answer: None,
-        lead: None,
         markers: Some(markers()),
     }
 }
@@ -111,27 +110,6 @@ fn one_call_is_one_call_and_free_text_may_have_none() {
     assert!(free.count_allowed(&rest).unwrap() < rest.len(), "a call has to begin with its marker");
     free.accept(markers().0).unwrap();
     assert!(!allowed(&mut *free).contains(&end_ids()[0]));
-}
-
-/// Where the prompt ends with the beginning of a call, the text goes on from there.
-#[test]
-fn a_call_that_has_begun_is_brought_to_its_end() {
-    for (style, lead, then) in [
-        (ToolStyle::Xml, ToolStyle::Xml.opening(None), "stop>\n</function>\n</tool_call>"),
-        (ToolStyle::Xml, ToolStyle::Xml.opening(Some("stop")), "</function>\n</tool_call>"),
-        (ToolStyle::Json, ToolStyle::Json.opening(None), "stop\", \"arguments\": {}}\n</tool_call>"),
-    ] {
-        let calls = ToolCalls { lead: Some(lead.clone()), ..calls(style, false) };
-        let mut guide = grammars().compile(&Shape::Tools(calls)).unwrap().guide();
-        let ids = tokenizer().encode(then, qwill_text::Markers::All);
-        assert_eq!(guide.count_allowed(&ids), Ok(ids.len()), "{lead}{then}");
-        for id in ids {
-            guide.accept(id).unwrap();
-        }
-        let mut ends = end_ids();
-        ends.sort_unstable();
-        assert_eq!(allowed(&mut *guide), ends);
-    }
 }
 
 #[test]

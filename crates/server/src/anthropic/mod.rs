@@ -52,7 +52,7 @@ impl Endpoint for MessagesRequest {
         known::settle(app, &fields)?;
         // What the assistant has begun to say it goes on with.
         let ending = Ending::after(&messages);
-        let conversation = Conversation::new(app, messages, ending, &tools, kwargs)?;
+        let conversation = Conversation { messages, tools: tools.definitions(), ending, kwargs };
         params.tools = Arc::new(tools);
         Ok(Self { model, conversation, params })
     }

@@ -74,7 +74,8 @@ impl Endpoint for ResponsesRequest {
         let history = take_items(app, &namespaces, before, &input)?;
         note_effective(&mut echo, &params, store);
         let messages = with_instructions(instructions, &history);
-        let conversation = Conversation::new(app, messages, Ending::Turn, &tools, kwargs)?;
+        let conversation =
+            Conversation { messages, tools: tools.definitions(), ending: Ending::Turn, kwargs };
         params.tools = Arc::new(tools);
         let keep = store.then_some(Keep { owner: caller.to_owned(), input, history });
         Ok(Self { model, conversation, params, namespaces, shown, echo, keep })

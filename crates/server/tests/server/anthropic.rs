@@ -370,12 +370,12 @@ async fn calls_of_tools_are_blocks_of_their_own() {
 
 #[tokio::test]
 async fn a_forced_call_is_waited_for_like_any_other() {
-    let rest = "<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>";
-    let bench = Bench::saying(rest);
+    let call =
+        "<tool_call>\n<function=find>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>";
+    let bench = Bench::saying(call);
     let choice = json!({"type": "tool", "name": "find", "disable_parallel_tool_use": true});
     let body = with(body(), json!({"tools": tools(), "tool_choice": choice}));
     let (plain, streamed) = bench.both(MESSAGES, body).await;
-    assert!(bench.last_prompt().contains("<function=find>"), "{}", bench.last_prompt());
     for message in [plain, accumulated(&streamed)] {
         assert_eq!(message["stop_reason"], "tool_use");
         assert_eq!(message["content"][0]["input"], json!({"city": "Oslo"}));

@@ -294,15 +294,6 @@ pub(crate) fn chat_rows() -> Vec<Row> {
             "an object, got 5",
         ),
         (json!({"tool_choice": "required"}), 400, Some("tool_choice"), "has no `tools`"),
-        (
-            json!({
-                "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required",
-                "add_generation_prompt": false,
-            }),
-            400,
-            Some("add_generation_prompt"),
-            "must be true",
-        ),
         (json!({"tool_choice": "always"}), 400, Some("tool_choice"), "got \"always\""),
         (
             json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}),

@@ -103,14 +103,22 @@ async fn calls_have_their_schema_where_they_are_asked_for_or_strict() {
     let chat = |more: Value| with(plain_chat(), more);
     let call = |body: &str| format!("<tool_call>\n<function=f>\n{body}");
 
-    // The prompt has the beginning.
     let required = chat(json!({"tools": tool(false), "tool_choice": "required"}));
     let required = guide(&bench, CHAT, required).await.unwrap();
-    assert!(passes(&*required, BODY) && passes(&*required, &format!("{BODY}\n{}", call(BODY))));
-    assert!(!passes(&*required, WRONG) && !passes(&*required, "no"));
+    let two = format!("{}\n{}", call(BODY), call(BODY));
+    assert!(passes(&*required, &call(BODY)) && passes(&*required, &two));
+    assert!(!passes(&*required, &call(WRONG)) && !passes(&*required, "no"));
     let one = json!({"tools": tool(false), "tool_choice": "required", "parallel_tool_calls": false});
     let one = guide(&bench, CHAT, chat(one)).await.unwrap();
-    assert!(passes(&*one, BODY) && !passes(&*one, &format!("{BODY}\n{}", call(BODY))));
+    assert!(passes(&*one, &call(BODY)) && !passes(&*one, &two));
+    let named = json!({"type": "function", "function": {"name": "f"}});
+    for choice in [json!("required"), named] {
+        let thought = chat(json!({"tools": tool(false), "tool_choice": choice, "enable_thinking": true}));
+        let thought = guide(&bench, CHAT, thought).await.unwrap();
+        assert!(passes(&*thought, &format!("the city\n</think>\n\n{}", call(BODY))));
+        assert!(!passes(&*thought, &call(BODY)), "a call would end the thinking before its marker does");
+        assert!(!passes(&*thought, "the city\n</think>\n\nno"));
+    }
 
     assert!(guide(&bench, CHAT, chat(json!({"tools": tool(false)}))).await.is_none());
     let strict = guide(&bench, CHAT, chat(json!({"tools": tool(true)}))).await.unwrap();

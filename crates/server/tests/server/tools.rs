@@ -216,33 +216,27 @@ async fn characters_cut_by_tokens_come_whole() {
 }
 
 #[tokio::test]
-async fn a_named_tool_is_called_whatever_the_model_would_rather_do() {
-    let bench = saying("<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>\nAnd I hope");
-    for thinking in [true, false] {
-        let named = json!({"type": "function", "function": {"name": "g"}});
-        let body = with(chat(), json!({"tool_choice": named, "enable_thinking": thinking}));
-        let (message, finish) = answer(&bench, body).await;
-        assert_eq!(calls(&message), [("g".to_owned(), json!({"city": "Oslo"}))]);
-        assert_eq!(message["content"], Value::Null);
-        assert_eq!(finish, "stop", "as OpenAI has it for a named function");
-        let prompt = bench.text.tokenizer.decode(&bench.stage.last_request().prompt, false);
-        let end = "<|im_start|>assistant\n<think>\n\n</think>\n\n<tool_call>\n<function=g>\n";
-        assert!(prompt.ends_with(end), "{prompt}");
+async fn a_call_that_is_asked_for_may_be_thought_about() {
+    const CALL: &str =
+        "<tool_call>\n<function=g>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>";
+    for (choice, finish) in
+        [(json!({"type": "function", "function": {"name": "g"}}), "stop"), (json!("required"), "tool_calls")]
+    {
+        for (thinking, said) in [(true, format!("g it is\n</think>\n\n{CALL}")), (false, CALL.to_owned())] {
+            let bench = saying(&said);
+            let fields = json!({"tool_choice": choice, "enable_thinking": thinking});
+            let (message, ended) = answer(&bench, with(chat(), fields)).await;
+            assert_eq!(calls(&message), [("g".to_owned(), json!({"city": "Oslo"}))]);
+            assert_eq!(message["content"], Value::Null);
+            let thought = if thinking { json!("g it is") } else { Value::Null };
+            assert_eq!(message["reasoning_content"], thought);
+            assert_eq!(ended, finish, "\"stop\" as OpenAI has it for a named function");
+            // The prompt is the one of a free choice.
+            let asked = bench.stage.last_request().prompt;
+            answer(&bench, with(chat(), json!({"enable_thinking": thinking}))).await;
+            assert_eq!(asked, bench.stage.last_request().prompt);
+        }
     }
-}
-
-#[tokio::test]
-async fn a_required_call_leads_the_answer() {
-    let bench = saying("g>\n</function>\n</tool_call>");
-    let (message, finish) = answer(&bench, with(chat(), json!({"tool_choice": "required"}))).await;
-    assert_eq!(calls(&message), [("g".to_owned(), json!({}))]);
-    assert_eq!(finish, "tool_calls");
-    let prompt = bench.stage.last_request().prompt;
-    let text = bench.text.tokenizer.decode(&prompt, false);
-    assert!(text.ends_with("</think>\n\n<tool_call>\n<function="), "{text}");
-    let body = json!({"messages": plain_chat()["messages"], "tools": tools(), "tool_choice": "required"});
-    let counted = bench.post("/tokenize", body).await.json()["count"].as_u64().unwrap() as usize;
-    assert_eq!(counted, prompt.len());
 }
 
 #[tokio::test]

@@ -267,14 +267,12 @@ fn long_strings_stream_in_either_style() {
 #[test]
 fn openings_lead_into_a_call() {
     for style in [ToolStyle::Xml, ToolStyle::Json] {
-        let (named, free) = match style {
-            ToolStyle::Xml => ("<parameter=city>\nx\n</parameter>\n</function>", "f>\n</function>"),
-            ToolStyle::Json => ("{\"city\": \"x\"}}", "f\", \"arguments\": {}}"),
+        let arguments = match style {
+            ToolStyle::Xml => "<parameter=city>\nx\n</parameter>\n</function>",
+            ToolStyle::Json => "{\"city\": \"x\"}}",
         };
-        let call = style.opening(Some("f")) + named + "\n</tool_call>";
+        let call = style.opening("f") + arguments + "\n</tool_call>";
         assert_eq!(parse(false, &call), outcome("", "", &[("f", json!({"city": "x"}))]));
-        let call = style.opening(None) + free + "\n</tool_call>";
-        assert_eq!(parse(false, &call), outcome("", "", &[("f", json!({}))]));
     }
     assert_eq!(ToolStyle::of_template("…<function=NAME>…"), ToolStyle::Xml);
     assert_eq!(ToolStyle::of_template("…{\"name\": …"), ToolStyle::Json);
