@@ -69,7 +69,7 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Above 0; 1 does nothing.
     pub repetition_penalty: f32,
-    /// Added to logits; ids are below the vocabulary size.
+    /// Added to logits, −∞ for what must not be drawn; ids are below the vocabulary size.
     pub logit_bias: Vec<(u32, f32)>,
     /// Key of the random draws.
     pub seed: u64,

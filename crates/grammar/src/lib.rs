@@ -4,6 +4,7 @@
 //!   it; a [`Grammar`] gives a guide for each text.
 //! * [`Thinking`] leaves a thinking section alone, leads out of it when its budget is used up, and lets a grammar begin behind
 //!   it.
+//! * [`Limited`] keeps a text to some tokens, or off some runs of them, whatever else shapes it.
 //!
 //! Bounded: shapes in bytes, compiling and every mask in work, what is kept in bytes. Nothing here runs on the engine's
 //! thread but the guides.
@@ -11,6 +12,7 @@
 mod cache;
 mod compile;
 mod guide;
+mod limits;
 mod shape;
 mod spelling;
 #[cfg(test)]
@@ -20,6 +22,7 @@ mod tools;
 mod vocabulary;
 
 pub use compile::{Grammar, Grammars};
+pub use limits::{Limited, TokenLimits};
 pub use shape::{GrammarError, Shape};
 pub use thinking::{Thinking, ThinkingMarkers};
 pub use tools::{ToolCalls, ToolShape};

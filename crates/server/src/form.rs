@@ -1,5 +1,5 @@
 //! What a request asks of the form of its answer (a schema, a regular expression, a choice, a grammar, tool calls, a limit for
-//! thinking), and the guides that the engine gets for it.
+//! thinking, tokens that it may have), and the guides that the engine gets for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,20 +7,26 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use qwill_contract::Guide;
 use qwill_grammar::{
-    Grammar, GrammarError, Grammars, Shape, Thinking, ThinkingMarkers, ToolCalls, ToolShape,
+    Grammar, GrammarError, Grammars, Limited, Shape, Thinking, ThinkingMarkers, TokenLimits, ToolCalls,
+    ToolShape,
 };
+use qwill_text::Markers;
 use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::known;
+use crate::params::parse_token_ids;
 use crate::prompt::Prompt;
 use crate::tools::{Tool, ToolChoice, ToolSettings};
 
 /// A grammar that is not compiled by then is too much.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(5);
 const CHOICES_LIMIT: usize = 4096;
+const BAD_WORDS_LIMIT: usize = 512;
+/// Of one word, in characters.
+const BAD_WORD_LIMIT: usize = 256;
 
 /// What is asked of the form of an answer.
 #[derive(Debug, Clone, Default)]
@@ -29,6 +35,8 @@ pub(crate) struct Form {
     shape: Option<(String, Shape)>,
     /// Tokens that may be thought.
     pub(crate) thinking_budget: Option<usize>,
+    /// Tokens that thinking and answer may have.
+    limits: Option<Arc<TokenLimits>>,
 }
 
 /// Guides for the prompts of a request.
@@ -37,6 +45,7 @@ pub(crate) struct Guides {
     grammar: Option<Grammar>,
     thinking_budget: Option<usize>,
     markers: Option<Arc<ThinkingMarkers>>,
+    limits: Option<Arc<TokenLimits>>,
 }
 
 /// Takes what a request says about the form of its answer, in any of the usual spellings.
@@ -73,7 +82,8 @@ pub(crate) fn take_form(app: &App, fields: &mut Fields) -> Result<Form, ApiError
             format!("`{first}` and `{second}` both say what the answer has to be like: send one of them");
         return Err(ApiError::field(second.clone(), message).with_code("invalid_value"));
     }
-    Ok(Form { shape: found.pop(), thinking_budget: take_thinking_budget(fields)? })
+    let thinking_budget = take_thinking_budget(fields)?;
+    Ok(Form { shape: found.pop(), thinking_budget, limits: take_limits(app, fields)? })
 }
 
 /// How a field says what the answer has to be like.
@@ -215,6 +225,42 @@ fn take_thinking_budget(fields: &mut Fields) -> Result<Option<usize>, ApiError> 
     Ok(budget.and_then(|(_, tokens)| usize::try_from(tokens).ok()))
 }
 
+/// `allowed_token_ids` and `bad_words`.
+fn take_limits(app: &App, fields: &mut Fields) -> Result<Option<Arc<TokenLimits>>, ApiError> {
+    let vocab_size = app.facts().vocab_size;
+    let path = fields.path("allowed_token_ids");
+    let among = match fields.list("allowed_token_ids")? {
+        Some(items) if items.is_empty() => {
+            return Err(ApiError::value(path, "a list of at least one token id", &Value::Array(items)));
+        }
+        items => items.map(|items| parse_token_ids(&items, &path, vocab_size)).transpose()?,
+    };
+    let banned = take_bad_words(app, fields)?;
+    let any = among.is_some() || !banned.is_empty();
+    Ok(any.then(|| Arc::new(TokenLimits::new(vocab_size, among.as_deref(), banned))))
+}
+
+/// The tokens of words as they are at the beginning of a text and behind a space.
+fn take_bad_words(app: &App, fields: &mut Fields) -> Result<Vec<Vec<u32>>, ApiError> {
+    let path = fields.path("bad_words");
+    let items = fields.list("bad_words")?.unwrap_or_default();
+    if items.len() > BAD_WORDS_LIMIT {
+        let expected = format!("a list of at most {BAD_WORDS_LIMIT} words");
+        return Err(ApiError::value(path, &expected, &Value::Array(items)));
+    }
+    let mut banned = Vec::with_capacity(2 * items.len());
+    for (index, item) in items.iter().enumerate() {
+        let fits = |word: &&str| word.chars().count() <= BAD_WORD_LIMIT && word.contains(|c| c != ' ');
+        let word = item.as_str().filter(fits).map(|word| word.trim_start_matches(' ')).ok_or_else(|| {
+            let expected = format!("a word that is not blank, of at most {BAD_WORD_LIMIT} characters");
+            ApiError::value(format!("{path}[{index}]"), &expected, item)
+        })?;
+        let encode = |text: &str| app.text.tokenizer.encode(text, Markers::None);
+        banned.extend([encode(word), encode(&format!(" {word}"))]);
+    }
+    Ok(banned)
+}
+
 impl Form {
     /// The shape of answers that may have, or have to have, tool calls.
     fn with_tools(&self, app: &App, tools: &ToolSettings) -> Result<Option<(String, Shape)>, ApiError> {
@@ -257,8 +303,9 @@ impl Form {
     /// Compiles what is asked for, where it holds up nobody; what cannot be met is a 400.
     pub(crate) async fn guides(&self, app: &App, tools: &ToolSettings) -> Result<Guides, ApiError> {
         let (shape, thinking_budget) = (self.with_tools(app, tools)?, self.thinking_budget);
+        let limits = self.limits.clone();
         if shape.is_none() && thinking_budget.is_none() {
-            return Ok(Guides::default());
+            return Ok(Guides { limits, ..Guides::default() });
         }
         let field = shape.as_ref().map_or("thinking_budget", |(field, _)| field.as_str());
         let busy = || {
@@ -287,7 +334,7 @@ impl Form {
         };
         let compiled = done.map_err(|error| ApiError::internal(format!("compiling failed: {error}")))?;
         let (grammar, markers) = compiled.map_err(|error| unusable(field, &error))?;
-        Ok(Guides { grammar, thinking_budget, markers })
+        Ok(Guides { grammar, thinking_budget, markers, limits })
     }
 }
 
@@ -323,6 +370,14 @@ fn unusable(field: &str, error: &GrammarError) -> ApiError {
 impl Guides {
     /// For the choices of a prompt.
     pub(crate) fn guide(&self, prompt: &Prompt) -> Option<Box<dyn Guide>> {
+        let shape = self.shape(prompt);
+        match &self.limits {
+            Some(limits) => Some(Box::new(Limited::new(Arc::clone(limits), shape))),
+            None => shape,
+        }
+    }
+
+    fn shape(&self, prompt: &Prompt) -> Option<Box<dyn Guide>> {
         let answer = self.grammar.as_ref().map(Grammar::guide);
         match &self.markers {
             Some(markers)

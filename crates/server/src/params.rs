@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qwill_contract::SamplingParams;
+use qwill_text::Markers;
 use serde_json::Value;
 
 use crate::app::App;
@@ -16,6 +17,7 @@ use crate::tools::ToolSettings;
 
 const STOP_STRINGS_LIMIT: usize = 16;
 const STOP_STRING_LIMIT_BYTES: usize = 4096;
+const BIASED_TEXT_LIMIT_BYTES: usize = 256;
 const CACHE_SALT_LIMIT_BYTES: usize = 256;
 const LOGPROBS_LIMIT: i64 = 20;
 /// Softer than this, dividing by the temperature overflows before the maximum can be told from the rest: greedy.
@@ -206,7 +208,7 @@ fn take_sampling(app: &App, fields: &mut Fields) -> Result<SamplingParams, ApiEr
         presence_penalty: presence.unwrap_or(defaults.presence_penalty),
         frequency_penalty: frequency.unwrap_or(0.0),
         repetition_penalty: repetition.unwrap_or(defaults.repetition_penalty),
-        logit_bias: take_logit_bias(fields, vocab_size)?,
+        logit_bias: take_logit_bias(app, fields)?,
         seed: 0,
         max_tokens: 0,
         min_tokens: fields.count("min_tokens", 0)?.unwrap_or(0),
@@ -305,29 +307,35 @@ pub(crate) fn parse_token_ids(items: &[Value], path: &str, vocab_size: usize) ->
     items.iter().enumerate().map(parse).collect()
 }
 
-/// `{"id": bias}` or `[[id, bias]]`.
-fn take_logit_bias(fields: &mut Fields, vocab_size: usize) -> Result<Vec<(u32, f32)>, ApiError> {
-    let entries: Vec<(Value, Value)> = match fields.take("logit_bias") {
+/// `{"id": bias}`, or `[[id, bias]]`, where a text may stand for its tokens. A bias of `false` is a ban.
+fn take_logit_bias(app: &App, fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+    let vocab_size = app.facts().vocab_size;
+    let entries: Vec<(Vec<u32>, Value)> = match fields.take("logit_bias") {
         None => return Ok(Vec::new()),
-        Some(Value::Object(map)) => map
-            .into_iter()
-            .map(|(key, bias)| (key.parse::<u64>().map_or(Value::String(key), Value::from), bias))
-            .collect(),
-        Some(Value::Array(items)) => items.iter().map(bias_pair).collect::<Result<_, _>>()?,
+        Some(Value::Object(map)) => {
+            let number = |key: String| key.parse::<u64>().map_or(Value::String(key), Value::from);
+            let entry = |(key, bias)| Ok((vec![biased_id(&number(key), vocab_size)?], bias));
+            map.into_iter().map(entry).collect::<Result<_, ApiError>>()?
+        }
+        Some(Value::Array(items)) => {
+            items.iter().map(|item| bias_pair(app, item)).collect::<Result<_, _>>()?
+        }
         Some(other) => {
             return Err(ApiError::value("logit_bias", "an object of token ids and biases", &other));
         }
     };
     let mut biases: Vec<(u32, f32)> = Vec::with_capacity(entries.len());
-    for (key, value) in entries {
-        let id = token_id(&key, vocab_size).ok_or_else(|| {
-            let expected = format!("given for token ids from 0 to {}", vocab_size.saturating_sub(1));
-            ApiError::value("logit_bias", &expected, &key)
-        })?;
-        let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias)).ok_or_else(|| {
-            ApiError::value(format!("logit_bias.{id}"), "a number from -100 to 100", &value)
-        })?;
-        biases.push((id, bias as f32));
+    for (ids, value) in entries {
+        let bias = match &value {
+            Value::Bool(false) => Some(f32::NEG_INFINITY),
+            value => value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias)).map(|bias| bias as f32),
+        };
+        for id in ids {
+            let bias = bias.ok_or_else(|| {
+                ApiError::value(format!("logit_bias.{id}"), "a number from -100 to 100, or false", &value)
+            })?;
+            biases.push((id, bias));
+        }
     }
     // An id that is spelt twice, as in "7" and "07", counts once: the last.
     biases.reverse();
@@ -336,9 +344,19 @@ fn take_logit_bias(fields: &mut Fields, vocab_size: usize) -> Result<Vec<(u32, f
     Ok(biases)
 }
 
-fn bias_pair(item: &Value) -> Result<(Value, Value), ApiError> {
+fn biased_id(key: &Value, vocab_size: usize) -> Result<u32, ApiError> {
+    token_id(key, vocab_size).ok_or_else(|| {
+        let expected = format!("given for token ids from 0 to {}", vocab_size.saturating_sub(1));
+        ApiError::value("logit_bias", &expected, key)
+    })
+}
+
+fn bias_pair(app: &App, item: &Value) -> Result<(Vec<u32>, Value), ApiError> {
     match item.as_array().map(Vec::as_slice) {
-        Some([id, bias]) => Ok((id.clone(), bias.clone())),
+        Some([Value::String(text), bias]) if !text.is_empty() && text.len() <= BIASED_TEXT_LIMIT_BYTES => {
+            Ok((app.text.tokenizer.encode(text, Markers::None), bias.clone()))
+        }
+        Some([id, bias]) => Ok((vec![biased_id(id, app.facts().vocab_size)?], bias.clone())),
         _ => Err(ApiError::value("logit_bias", "a list of [id, bias] pairs", item)),
     }
 }

@@ -61,7 +61,19 @@ pub(super) fn sampling() -> Vec<Field> {
             1.1,
             "Divides the logits of tokens that are there already",
         ),
-        field("logit_bias", logit_bias(), json!({"7": -100}), "Added to the logits of single tokens"),
+        field(
+            "logit_bias",
+            logit_bias(),
+            json!({"7": -100}),
+            "Added to the logits of single tokens; false bans one",
+        ),
+        field("allowed_token_ids", some(count(0)), json!([7, 9]), "The only tokens that may be drawn"),
+        field(
+            "bad_words",
+            bad_words(),
+            json!(["maybe"]),
+            "Words whose tokens are not drawn one behind the other",
+        ),
         field("seed", seed(), 7, "The same seed, request and numerics give the same answer"),
         field("ignore_eos", boolean(), true, "Go on behind the end of the turn"),
         field("stop_token_ids", list(count(0)), json!([9]), "Tokens that end the answer"),
@@ -87,13 +99,19 @@ pub(super) fn sampling() -> Vec<Field> {
 }
 
 fn logit_bias() -> Value {
+    let bias = || any_of([number(-100.0, 100.0), one_of([false])]);
     let by_id = json!({
         "type": "object",
         "propertyNames": {"pattern": "^[0-9]+$"},
-        "additionalProperties": number(-100.0, 100.0),
+        "additionalProperties": bias(),
     });
-    let pair = json!({"type": "array", "prefixItems": [count(0), number(-100.0, 100.0)], "minItems": 2, "maxItems": 2});
+    let token = any_of([count(0), json!({"type": "string", "minLength": 1, "maxLength": 256})]);
+    let pair = json!({"type": "array", "prefixItems": [token, bias()], "minItems": 2, "maxItems": 2});
     any_of([by_id, list(pair)])
+}
+
+fn bad_words() -> Value {
+    list_of(json!({"type": "string", "pattern": "[^ ]", "maxLength": 256}), 0, 512)
 }
 
 fn seed() -> Value {

@@ -92,6 +92,38 @@ async fn a_budget_leads_out_of_thinking() {
 }
 
 #[tokio::test]
+async fn tokens_can_be_left_out() {
+    let bench = Bench::saying("ok");
+    for path in [CHAT, COMPLETIONS] {
+        let body =
+            |more| if path == CHAT { with(plain_chat(), more) } else { with(json!({"prompt": "x"}), more) };
+        let banned = guide(&bench, path, body(json!({"bad_words": ["cat", " dog"]}))).await.unwrap();
+        for (text, passed) in
+            [("a cow", true), ("cat", false), ("a cat", false), ("dog", false), ("a dog", false)]
+        {
+            assert_eq!(passes(&*banned, text), passed, "{text}");
+        }
+        let mut few = tokens("yes no");
+        few.push(END_OF_TURN);
+        let few =
+            guide(&bench, path, body(json!({"allowed_token_ids": few, "bad_words": []}))).await.unwrap();
+        assert!(passes(&*few, "yes no") && !passes(&*few, "maybe"));
+        assert!(guide(&bench, path, body(json!({"bad_words": []}))).await.is_none());
+    }
+    let shaped =
+        json!({"regex": "(cat|cow)", "bad_words": ["cat"], "thinking_budget": 9, "enable_thinking": true});
+    let shaped = guide(&bench, CHAT, with(plain_chat(), shaped)).await.unwrap();
+    assert!(passes(&*shaped, "hm\n</think>\n\ncow") && !passes(&*shaped, "hm\n</think>\n\ncat"));
+    assert!(!passes(&*shaped, "a cat\n</think>\n\ncow"), "nor are they thought");
+    let bias = json!({"logit_bias": [["a cat", -2], [7, false]]});
+    bench.post(CHAT, with(plain_chat(), bias)).await;
+    let mut expected: Vec<(u32, f32)> = tokens("a cat").into_iter().map(|id| (id, -2.0)).collect();
+    expected.push((7, f32::NEG_INFINITY));
+    expected.sort_by_key(|(id, _)| *id);
+    assert_eq!(bench.stage.last_request().sampling.logit_bias, expected);
+}
+
+#[tokio::test]
 async fn calls_have_their_schema_where_they_are_asked_for_or_strict() {
     const BODY: &str = "<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>";
     const WRONG: &str = "<parameter=days>\nsome\n</parameter>\n</function>\n</tool_call>";
