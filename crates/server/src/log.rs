@@ -10,8 +10,8 @@ use crate::app::App;
 use crate::auth::Origin;
 use crate::error::ApiError;
 use crate::metrics::{Metrics, REFUSED};
-use crate::recent::RecentErrors;
-use crate::types::Timings;
+use crate::recent::{RecentError, RecentErrors};
+use crate::types::{Timings, unix_seconds};
 
 /// The status that is logged when the client went away before there was one.
 pub(crate) const CLIENT_CLOSED: u16 = 499;
@@ -153,7 +153,14 @@ impl Drop for Record {
         self.metrics.used(&caller.name, facts.prompt_tokens, facts.generated_tokens);
         if let Some(message) = &facts.error {
             let status = facts.status.map_or(CLIENT_CLOSED, |status| status.as_u16());
-            self.recent_errors.note(self.endpoint, &self.origin.request_id, status, message);
+            self.recent_errors.note(RecentError {
+                time: unix_seconds(),
+                endpoint: self.endpoint,
+                request_id: self.origin.request_id.clone(),
+                status,
+                message: message.clone(),
+                key: caller.name.clone(),
+            });
         }
         tracing::info!(
             id = self.origin.request_id,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::types::unix_seconds;
+use crate::accounts::Account;
 
 /// Time between two samples.
 pub(crate) const SAMPLE_INTERVAL: Duration = Duration::from_secs(2);
@@ -79,6 +79,9 @@ pub(crate) struct RecentError {
     pub(crate) request_id: String,
     pub(crate) status: u16,
     pub(crate) message: String,
+    /// The name of the key that it came with.
+    #[serde(skip)]
+    pub(crate) key: String,
 }
 
 /// The last requests that failed.
@@ -86,25 +89,26 @@ pub(crate) struct RecentError {
 pub(crate) struct RecentErrors(Mutex<VecDeque<RecentError>>);
 
 impl RecentErrors {
-    pub(crate) fn note(&self, endpoint: &'static str, request_id: &str, status: u16, message: &str) {
+    pub(crate) fn note(&self, error: RecentError) {
         let mut errors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if errors.len() == ERRORS {
             errors.pop_front();
         }
-        let (request_id, message) = (request_id.to_owned(), message.to_owned());
-        errors.push_back(RecentError { time: unix_seconds(), endpoint, request_id, status, message });
+        errors.push_back(error);
     }
 
-    /// Latest first.
-    pub(crate) fn list(&self) -> Vec<RecentError> {
+    /// Those that a caller may see, latest first: its own; the admin sees all.
+    pub(crate) fn list(&self, caller: &Account) -> Vec<RecentError> {
         let errors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        errors.iter().rev().cloned().collect()
+        let is_visible = |error: &&RecentError| caller.admin || error.key == caller.name;
+        errors.iter().rev().filter(is_visible).cloned().collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::RateLimits;
 
     #[test]
     fn rates_are_differences_by_their_times() {
@@ -133,9 +137,17 @@ mod tests {
     fn only_the_last_errors_are_kept_latest_first() {
         let errors = RecentErrors::default();
         for status in 400..400 + ERRORS as u16 + 5 {
-            errors.note("/v1/completions", "req-1", status, "no");
+            let (request_id, message, key) = ("req-1".to_owned(), "no".to_owned(), "bob".to_owned());
+            errors.note(RecentError {
+                time: 0,
+                endpoint: "/v1/completions",
+                request_id,
+                status,
+                message,
+                key,
+            });
         }
-        let listed = errors.list();
+        let listed = errors.list(&Account::new("bob".to_owned(), false, RateLimits::default()));
         assert_eq!(listed.len(), ERRORS);
         assert_eq!(listed.first().map(|error| error.status), Some(404 + ERRORS as u16));
     }

@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use qwill_contract::{CacheLoad, LoadSnapshot};
 use serde::Serialize;
 
 use crate::app::App;
+use crate::auth::Origin;
 use crate::health::{Health, assess};
 use crate::options::MemoryPart;
 use crate::prompt::context_limit;
@@ -34,7 +35,7 @@ pub(crate) struct Status {
     rates: Vec<Rates>,
     /// Memory as it was planned at start, part by part.
     memory: Vec<MemoryPart>,
-    /// Requests that failed, latest first.
+    /// Requests of the caller's key that failed, latest first; of all keys for the admin.
     errors: Vec<RecentError>,
 }
 
@@ -117,7 +118,7 @@ fn totals(app: &App, load: &LoadSnapshot) -> Totals {
 }
 
 /// The handler.
-pub(crate) async fn show(State(app): State<Arc<App>>) -> Json<Status> {
+pub(crate) async fn show(State(app): State<Arc<App>>, Extension(origin): Extension<Origin>) -> Json<Status> {
     let facts = app.facts();
     let load = app.engine.load().snapshot();
     let Totals { prompt, cached, generated } = totals(&app, &load);
@@ -151,7 +152,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>) -> Json<Status> {
         },
         rates: app.history.rates(Instant::now()),
         memory: app.options.memory.clone(),
-        errors: app.recent_errors.list(),
+        errors: app.recent_errors.list(&origin.caller),
     })
 }
 

@@ -5,7 +5,7 @@ use axum::http::{Request, StatusCode};
 use qwill_server::{ApiKey, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::client::{Bench, CHAT, COMPLETIONS, Reply, one_by_one, plain_chat, tokens};
+use crate::client::{Bench, CHAT, COMPLETIONS, Reply, one_by_one, plain_chat, tokens, with};
 use crate::engine;
 use crate::logging::capture;
 
@@ -62,6 +62,30 @@ async fn the_log_names_the_holder_and_no_key() {
     assert_eq!(logged[0]["key"], "alice", "{logged:?}");
     assert!(logged.iter().any(|line| line["by"] == "admin"), "{logged:?}");
     assert!(logged.iter().all(|line| !line.to_string().contains("sk-")), "{logged:?}");
+}
+
+#[tokio::test]
+async fn failed_requests_are_shown_to_whom_they_belong() {
+    let bench = keyed("alice sk-alice\nbob sk-bob\n");
+    for (key, field) in [("sk-alice", "top_p"), ("sk-bob", "min_p"), ("sk-alice", "temperature")] {
+        assert_eq!(ask(&bench, key, CHAT, with(plain_chat(), json!({field: 7}))).await.status, 400);
+    }
+    for (key, fields) in [
+        ("sk-alice", vec!["temperature", "top_p"]),
+        ("sk-bob", vec!["min_p"]),
+        ("sk-root", vec!["temperature", "min_p", "top_p"]),
+    ] {
+        let request = Request::get("/v1/status").header("authorization", format!("Bearer {key}"));
+        let status = bench.send(request.body(Body::empty()).unwrap()).await.json();
+        let messages: Vec<&str> = status["errors"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|error| error["message"].as_str().unwrap())
+            .collect();
+        assert_eq!(messages.len(), fields.len(), "{messages:?}");
+        assert!(messages.iter().zip(fields).all(|(message, field)| message.contains(field)), "{messages:?}");
+    }
 }
 
 #[tokio::test]
