@@ -186,6 +186,23 @@ pub trait Device: Send + 'static {
         x: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
+    /// The first half of an MLP: [`Device::norm_linears`] of two matrices of `width` outputs, the gate first, then
+    /// [`Device::swiglu`]. `gate_up` is work memory for both products: what it holds afterwards is not said. A device may
+    /// do all of it at once; the result has the same bits.
+    fn norm_swiglu(
+        &mut self,
+        rows: usize,
+        x: &Self::Buffer,
+        norm: &Self::Vector,
+        eps: f32,
+        (parts, width): ([&Self::Matrix; 2], usize),
+        gate_up: &mut Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        self.norm_linears(rows, x, norm, eps, &parts, gate_up)?;
+        self.swiglu(rows, width, gate_up, out)
+    }
+
     /// `out[row][i] = silu(gate_up[row][i]) · gate_up[row][width + i]` for `i < width`, where
     /// `silu(x) = x / (1 + e^(−x))`; `gate_up` has `2·width` columns.
     fn swiglu(
@@ -281,6 +298,26 @@ pub trait Device: Send + 'static {
         cache: &mut Self::Cache,
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
+
+    /// A GDN layer between its projections: [`Device::gdn_prepare`], [`Device::gdn_scan`] and [`Device::gated_norm`] one
+    /// after another. `mixed` and `scanned` are work memory: what they hold afterwards is not said. A device may do rounds
+    /// at once; rounds of the same rows have the same bits then, whatever stands beside them.
+    fn gdn_layer(
+        &mut self,
+        batch: &Batch,
+        gdn_layer: usize,
+        shape: &GdnShape,
+        weights: &GdnWeights<Self>,
+        projected: &Self::Buffer,
+        cache: &mut Self::Cache,
+        work: (&mut Self::Buffer, &mut Self::Buffer),
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        let (mixed, scanned) = work;
+        self.gdn_prepare(batch, gdn_layer, shape, weights, projected, cache, mixed)?;
+        self.gdn_scan(batch, gdn_layer, shape, mixed, cache, scanned)?;
+        self.gated_norm(batch.rows(), shape, scanned, projected, &weights.norm, out)
+    }
 
     /// Output norm and gate of a GDN layer, per value head over `value_dim`:
     /// `out = scanned · rsqrt(mean(scanned²) + eps) · norm · silu(z)`, z in `projected`, one rounding.

@@ -122,22 +122,14 @@ impl<D: Device> LayerStep<'_, D> {
             &inputs,
             &mut work.projected,
         )?;
-        device.gdn_prepare(
+        device.gdn_layer(
             batch,
             gdn_layer,
             shape,
             &weights.small,
             &work.projected,
             cache,
-            &mut work.mixed,
-        )?;
-        device.gdn_scan(batch, gdn_layer, shape, &work.mixed, cache, &mut work.scanned)?;
-        device.gated_norm(
-            rows,
-            shape,
-            &work.scanned,
-            &work.projected,
-            &weights.small.norm,
+            (&mut work.mixed, &mut work.scanned),
             &mut work.gdn_out,
         )?;
         device.linear_add(rows, &work.gdn_out, &weights.output, &mut work.residual)?;
@@ -188,15 +180,15 @@ impl<D: Device> LayerStep<'_, D> {
         let Self { device, geometry, work, batch, .. } = self;
         let rows = batch.rows();
         let inputs: [&D::Matrix; 2] = weights.inputs.each_ref();
-        device.norm_linears(
+        device.norm_swiglu(
             rows,
             &work.residual,
             &weights.norm,
             geometry.norm_eps,
-            &inputs,
+            (inputs, geometry.intermediate),
             &mut work.gate_up,
+            &mut work.mlp,
         )?;
-        device.swiglu(rows, geometry.intermediate, &work.gate_up, &mut work.mlp)?;
         device.linear_add(rows, &work.mlp, &weights.output, &mut work.residual)?;
         Ok(())
     }

@@ -54,6 +54,7 @@ impl HostWeights {
 enum Kind {
     Prepare(Rc<HostWeights>),
     Scan,
+    Layer(Rc<HostWeights>),
 }
 
 #[derive(Debug, Clone)]
@@ -74,7 +75,7 @@ impl GdnRun {
 
     fn input_columns(&self) -> usize {
         match self.kind {
-            Kind::Prepare(_) => self.shape().projected(),
+            Kind::Prepare(_) | Kind::Layer(_) => self.shape().projected(),
             Kind::Scan => self.shape().mixed(),
         }
     }
@@ -114,6 +115,25 @@ impl GdnRun {
         Ok(vec![Tensor::new("out", shape.value_columns(), values, closeness)])
     }
 
+    fn layer<D: Device>(
+        &self,
+        device: &mut D,
+        cache: &mut D::Cache,
+        weights: &HostWeights,
+    ) -> Result<Vec<Tensor>, Failure> {
+        let (shape, rows) = (self.shape(), self.batch.rows());
+        let weights = weights.upload(device)?;
+        let projected = upload(device, shape.projected(), &self.input)?;
+        let mut mixed = poisoned_full(device, rows, shape.mixed())?;
+        let mut scanned = poisoned(device, rows, shape.value_columns())?;
+        let mut out = poisoned(device, rows, shape.value_columns())?;
+        let work = (&mut mixed, &mut scanned);
+        device.gdn_layer(&self.batch, LAYER, &shape, &weights, &projected, cache, work, &mut out)?;
+        let values = download(device, &out, rows, shape.value_columns())?;
+        let closeness = Closeness::StateOfRounded(self.spec.state_type);
+        Ok(vec![Tensor::new("out", shape.value_columns(), values, closeness)])
+    }
+
     /// Fails where a state changed that is not the op's: other slots, layer 0.
     fn check_others<D: Device>(&self, device: &mut D, cache: &D::Cache) -> Result<(), Failure> {
         for layer in 0..=LAYER {
@@ -146,7 +166,7 @@ impl GdnRun {
     /// The parts of the spans' states that mean something afterwards.
     fn state_tensors<D: Device>(&self, device: &mut D, cache: &D::Cache) -> Result<Vec<Tensor>, Failure> {
         let shape = self.shape();
-        let scans = matches!(self.kind, Kind::Scan);
+        let scans = !matches!(self.kind, Kind::Prepare(_));
         let mut parts: [Vec<f32>; 4] = Default::default();
         let mut conv = Vec::new();
         for span in &self.batch.spans {
@@ -166,13 +186,22 @@ impl GdnRun {
             conv.extend(state.conv);
         }
         let [base, keys, corrected, log_decay] = parts;
-        let changed = if scans { Closeness::State(self.spec.state_type) } else { Closeness::Bits };
+        let state_type = self.spec.state_type;
+        // A scan copies the keys and decays that it is given; a layer computes them.
+        let (changed, keys_closeness, decay_closeness) = match self.kind {
+            Kind::Prepare(_) => (Closeness::Bits, Closeness::Bits, Closeness::Bits),
+            Kind::Scan => (Closeness::State(state_type), Closeness::Bits, Closeness::Bits),
+            Kind::Layer(_) => {
+                let computed = Closeness::StateOfRounded(state_type);
+                (computed, computed, Closeness::Exact)
+            }
+        };
         let ring = |width| RING_TOKENS * width;
         Ok(vec![
             Tensor::new("base", shape.state_elements(), base, changed),
-            Tensor::new("ring_key", ring(shape.key_columns()), keys, Closeness::Bits),
+            Tensor::new("ring_key", ring(shape.key_columns()), keys, keys_closeness),
             Tensor::new("ring_u", ring(shape.value_columns()), corrected, changed),
-            Tensor::new("ring_log_decay", ring(shape.value_heads), log_decay, Closeness::Bits),
+            Tensor::new("ring_log_decay", ring(shape.value_heads), log_decay, decay_closeness),
             Tensor::new("conv", CONV_RING * shape.conv_channels(), conv, Closeness::Bits),
         ])
     }
@@ -211,6 +240,7 @@ impl OpRun for GdnRun {
         let rows = match &self.kind {
             Kind::Prepare(weights) => self.prepare(device, &mut cache, weights)?,
             Kind::Scan => self.scan(device, &mut cache)?,
+            Kind::Layer(weights) => self.layer(device, &mut cache, weights)?,
         };
         self.check_others(device, &cache)?;
         Ok(Outputs { rows, spans: self.state_tensors(device, &cache)? })
@@ -411,6 +441,25 @@ pub(super) fn scan_rows<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Re
         }
         let plans = [SpanPlan { rows: 3, position: 40, ring_len: RING_TOKENS }];
         scan(bench, geometry, Phase::Rows, (&plans, StateType::F16), HUGE)?;
+    }
+    Ok(())
+}
+
+/// Whole layers, of rounds and, with fewer cases, of prompts.
+pub(super) fn layer<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
+    for geometry in &bench.options.geometries.clone() {
+        let shape = geometry.gdn;
+        let prompts = prompt_sets(geometry).into_iter().take(2).map(|set| (Phase::Prefill, set));
+        let rounds = round_sets(&mut bench.random, geometry).into_iter().map(|set| (Phase::Rows, set));
+        for ((phase, plans), state_type) in rounds.chain(prompts).flat_map(with_state_types) {
+            let random = &mut bench.random;
+            let step = batches::step(random, phase, &plans, 100);
+            let spec = spec(geometry, state_type, step.slots);
+            let states = Rc::new(random_states(random, &spec, &step));
+            let kind = Kind::Layer(Rc::new(HostWeights::random(random, &shape)));
+            let input = activations(random, bench.activations, step.batch.rows() * shape.projected(), 3.0);
+            bench.check(&GdnRun { kind, spec, batch: step.batch, states, input })?;
+        }
     }
     Ok(())
 }

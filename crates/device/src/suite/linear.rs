@@ -10,7 +10,7 @@ use super::rows::{
 use super::weights::{FORMATS, HostMatrix};
 use super::{Bench, Failure, OpRun, Part, Random};
 use crate::batch::{prompt_batch, round_batch};
-use crate::{Batch, Device, Phase};
+use crate::{Batch, Device, Phase, WeightFormat};
 
 #[derive(Debug, Clone)]
 enum Kind {
@@ -19,6 +19,8 @@ enum Kind {
     Add(Vec<f32>),
     /// Norm weight, epsilon, spare columns of the output.
     Norm(Vec<f32>, f32, usize),
+    /// Norm weight and epsilon; the matrices are a gate and one of its shape.
+    Swiglu(Vec<f32>, f32),
     /// Which rows of the input; the output has one row for each.
     Head(Vec<usize>),
 }
@@ -52,7 +54,7 @@ impl LinearRun {
         let mut run = self.clone();
         run.rows = rows.len();
         match &mut run.kind {
-            Kind::Linear | Kind::Norm(..) => {}
+            Kind::Linear | Kind::Norm(..) | Kind::Swiglu(..) => {}
             Kind::Add(residual) => *residual = pick_rows(residual, self.out_cols(), rows),
             Kind::Head(indices) => {
                 *indices = rows.iter().map(|row| indices[*row]).collect();
@@ -70,6 +72,7 @@ impl OpRun for LinearRun {
         let detail = match &self.kind {
             Kind::Norm(_, eps, spare) => format!(", eps {eps:e}, {spare} spare columns"),
             Kind::Head(rows) => format!(", hidden rows {rows:?}"),
+            Kind::Swiglu(_, eps) => format!(", a gated pair, eps {eps:e}"),
             Kind::Linear | Kind::Add(_) => String::new(),
         };
         format!("{:?}, {} rows, {}{detail}", self.phase, self.rows, matrices.join(" | "))
@@ -100,6 +103,17 @@ impl OpRun for LinearRun {
                 let norm = device.vector(norm)?;
                 device.norm_linears(rows, &input, &norm, *eps, &parts, &mut out)?;
                 (download(device, &out, rows, out_cols + spare)?, out_cols + spare, Closeness::Requantised)
+            }
+            Kind::Swiglu(norm, eps) => {
+                let width = out_cols / 2;
+                let (mut gate_up, mut out) =
+                    (poisoned(device, rows, out_cols)?, poisoned(device, rows, width)?);
+                let norm = device.vector(norm)?;
+                let pair = ([parts[0], parts[1]], width);
+                device.norm_swiglu(rows, &input, &norm, *eps, pair, &mut gate_up, &mut out)?;
+                let values = download(device, &out, rows, width)?;
+                let out = Tensor::new("out", width, values, Closeness::Gated);
+                return Ok(Outputs::of_rows(vec![out]));
             }
             Kind::Head(indices) => {
                 let mut out = poisoned_full(device, rows, out_cols)?;
@@ -204,6 +218,45 @@ pub(super) fn norm_linears<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) ->
             let input = activations(&mut bench.random, bench.activations, rows * cols, 1.0);
             let phase = any_phase(&mut bench.random);
             bench.check(&LinearRun { kind, phase, matrices, rows, input })?;
+        }
+    }
+    Ok(())
+}
+
+/// Gated pairs around tiles and pairs of tiles.
+pub(super) fn norm_swiglu<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
+    for geometry in &bench.options.geometries.clone() {
+        for width in [1, 31, 32, 33, 64, 65, 100] {
+            for format in FORMATS {
+                let cols = bench.random.pick(&[127, 128, 129, 1100, geometry.hidden]).unwrap_or(128);
+                let pair = [(); 2].map(|()| HostMatrix::random(&mut bench.random, format, width, cols));
+                for rows in ROW_COUNTS {
+                    if !bench.random.chance(0.3) {
+                        continue;
+                    }
+                    let kind = Kind::Swiglu(bench.random.normals(cols, 1.0), geometry.norm_eps);
+                    let input = activations(&mut bench.random, bench.activations, rows * cols, 1.0);
+                    let phase = any_phase(&mut bench.random);
+                    bench.check(&LinearRun { kind, phase, matrices: pair.to_vec(), rows, input })?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Outputs of more blocks than a GPU has multiprocessors, not a multiple of them: how work is divided among blocks must
+/// not be seen.
+pub(super) fn wide_products<D: Device, R: Device>(bench: &mut Bench<'_, D, R>) -> Result<(), Failure> {
+    let cols = 1152;
+    for format in
+        FORMATS.into_iter().filter(|format| *format == WeightFormat::Int4 || *format == WeightFormat::Int8)
+    {
+        let matrix = HostMatrix::random(&mut bench.random, format, 17_050, cols);
+        for rows in [8, 33] {
+            let input = activations(&mut bench.random, bench.activations, rows * cols, 1.0);
+            let matrices = vec![Rc::clone(&matrix)];
+            bench.check(&LinearRun { kind: Kind::Linear, phase: Phase::Rows, matrices, rows, input })?;
         }
     }
     Ok(())

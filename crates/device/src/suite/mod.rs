@@ -225,18 +225,21 @@ impl<D: Device, R: Device> Bench<'_, D, R> {
 type CaseFunction<D, R> = fn(&mut Bench<'_, D, R>) -> Result<(), Failure>;
 
 /// Names of all cases, in the order they run; the functions are in [`functions`].
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 25] = [
     "embed",
     "rms_norm",
     "norm_linears",
     "linear",
     "linear_add",
+    "wide_products",
+    "norm_swiglu",
     "swiglu",
     "attention_prepare",
     "attention",
     "gdn_prepare",
     "gdn_scan_prefill",
     "gdn_scan_rows",
+    "gdn_layer",
     "gated_norm",
     "mtp_combine",
     "head",
@@ -257,12 +260,15 @@ fn functions<D: Device, R: Device>() -> [CaseFunction<D, R>; NAMES.len()] {
         linear::norm_linears,
         linear::linear,
         linear::linear_add,
+        linear::wide_products,
+        linear::norm_swiglu,
         rows::swiglu,
         attention::prepare,
         attention::attention,
         gdn::prepare,
         gdn::scan_prefill,
         gdn::scan_rows,
+        gdn::layer,
         rows::gated_norm,
         rows::mtp_combine,
         linear::head,

@@ -28,8 +28,12 @@ pub(super) enum Closeness {
     State(crate::StateType),
     /// [`Closeness::ChainedRounded`] computed from states that the device stored itself.
     FromState(crate::StateType),
+    /// [`Closeness::State`] and [`Closeness::FromState`] of keys and values that the op itself rounded first.
+    StateOfRounded(crate::StateType),
     /// Products of inputs that the op itself rounded first: a rounding may fall the other way.
     Requantised,
+    /// Two of these, one gated by the other: 1.05e-2 was seen with bfloat16.
+    Gated,
     /// Stored keys and values.
     Stored(crate::KvType),
     /// [`Closeness::Weighted`] computed from keys and values that the device stored itself, as
@@ -54,7 +58,12 @@ impl Closeness {
             // Halves of a step of the weights add up to less than two steps of a result: 1.1e-2 was seen.
             Self::Weighted if activations == Activations::Bf16 => 2.0 * tolerance.bf16,
             Self::Weighted => Self::ChainedRounded.tolerance(activations, tolerance),
-            Self::Requantised if activations == Activations::Int8 => tolerance.int8,
+            Self::StateOfRounded(state_type) => {
+                let weighted = Self::Weighted.tolerance(activations, tolerance);
+                weighted.max(Self::State(state_type).tolerance(activations, tolerance))
+            }
+            Self::Requantised | Self::Gated if activations == Activations::Int8 => tolerance.int8,
+            Self::Gated => Self::Weighted.tolerance(activations, tolerance),
             Self::Rounded | Self::Requantised => rounded,
             Self::Stored(crate::KvType::Bf16) => tolerance.bf16,
             Self::Stored(crate::KvType::Int8) => tolerance.int8_kv,
