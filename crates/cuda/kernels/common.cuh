@@ -66,8 +66,9 @@ __device__ __forceinline__ float block_sum(float value, float *partial) {
 }
 
 // ---- order of kernels -----------------------------------------------------------------------------------------
-// From sm_90 on a kernel is launched while its predecessor still runs. It may read what no kernel writes (weights)
-// at once, everything else after `wait_for_predecessors`; its own successor may be launched from the beginning.
+// From sm_90 on a kernel is launched while its predecessor still runs. It may read what no kernel of its step has written
+// before it (weights, states that an earlier step has left) at once, everything else after `wait_for_predecessors`; its own
+// successor may be launched from the beginning.
 
 __device__ __forceinline__ void wait_for_predecessors() {
 #if __CUDA_ARCH__ >= 900

@@ -15,11 +15,48 @@ struct LinearParams {
     const activation *x; // rows of `x_cols`, zero-padded to whole groups
     const u32 *indices;  // rows of x, or null: row i of x
     void *out;           // activations, or f32 in MODE_RAW
+    float *sums;         // linear_rounds.cu: runs of split blocks
+    u32 *arrivals;       // linear_rounds.cu: how many of a block's runs are there; 0 between launches
     u32 part_count, x_cols, out_cols, rows, mode;
+    u32 whole_blocks; // linear_rounds.cu: blocks along outputs that are not split
 };
-#define MODE_ROUND 0 // out = round(sum)
-#define MODE_ADD 1   // out = round(out + sum)
-#define MODE_RAW 2   // out = sum
+#define MODE_ROUND 0  // out = round(sum)
+#define MODE_ADD 1    // out = round(out + sum)
+#define MODE_RAW 2    // out = sum
+#define MODE_SWIGLU 3 // two parts of as many outputs, side by side in every block: out = round(silu(round(a)) · round(b))
+
+__device__ __forceinline__ float swiglu(float gate, float up) {
+    return silu(round_activation(gate)) * round_activation(up);
+}
+
+// The row tiles of a block: TILES of one matrix or, for MODE_SWIGLU, half as many of each of two. Past the last of a
+// matrix it is the last again, and what is computed from it is not stored.
+template <int TILES> struct BlockTiles {
+    const u8 *first_data, *second_data;
+    const u16 *first_scales, *second_scales;
+    u32 block, per_matrix, last_row, groups;
+    __device__ __forceinline__ BlockTiles(const LinearParams &p, const Part &part, u32 block_in_part) : block(block_in_part) {
+        bool pairs = p.mode == MODE_SWIGLU;
+        first_data = part.matrix.data, second_data = pairs ? p.parts[1].matrix.data : first_data;
+        first_scales = part.matrix.scales, second_scales = pairs ? p.parts[1].matrix.scales : first_scales;
+        per_matrix = pairs ? TILES / 2 : TILES;
+        last_row = (part.matrix.rows + TILE_ROWS - 1) / TILE_ROWS - 1, groups = part.matrix.groups;
+    }
+    // Index of the tile of `group` among a matrix's tiles.
+    __device__ __forceinline__ size_t index(u32 tile, u32 group) const {
+        u32 row = block * per_matrix + (tile >= per_matrix ? tile - per_matrix : tile);
+        return (size_t)min(row, last_row) * groups + group;
+    }
+    __device__ __forceinline__ const u8 *codes(u32 tile, u32 group, u32 bytes) const {
+        return (tile >= per_matrix ? second_data : first_data) + index(tile, group) * bytes;
+    }
+    __device__ __forceinline__ const u16 *scales(u32 tile, u32 group) const {
+        return (tile >= per_matrix ? second_scales : first_scales) + index(tile, group) * TILE_ROWS;
+    }
+    // Outputs that the block stores, from which one on.
+    __device__ __forceinline__ u32 outputs() const { return per_matrix * TILE_ROWS; }
+    __device__ __forceinline__ u32 first_output() const { return block * outputs(); }
+};
 
 // The part that a block works on, chosen without an index so that it stays in registers.
 __device__ __forceinline__ Part part_of(const LinearParams &p, u32 block) {

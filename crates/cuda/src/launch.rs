@@ -91,13 +91,13 @@ params! {
         source: u64, raw_scales: u64, data: u64, scales: u64,
         rows: u32, cols: u32, groups: u32, format: u32, first_row: u32, source_rows: u32,
     }
-    /// linear.cu, and `linear_prompt.cu` but for `arrange`.
+    /// `linear*.cu` but for `arrange`.
     LinearParams {
-        parts: [PartParams; MAX_PARTS], x: u64, indices: u64, out: u64,
-        part_count: u32, x_cols: u32, out_cols: u32, rows: u32, mode: u32,
+        parts: [PartParams; MAX_PARTS], x: u64, indices: u64, out: u64, sums: u64, arrivals: u64,
+        part_count: u32, x_cols: u32, out_cols: u32, rows: u32, mode: u32, whole_blocks: u32,
     }
     /// `linear_prompt.cu`, `arrange`.
-    ArrangeParams { x: u64, out: u64, rows: u32, x_cols: u32, groups: u32, unused: u32, }
+    ArrangeParams { x: u64, indices: u64, out: u64, rows: u32, x_cols: u32, groups: u32, unused: u32, }
     /// attention.cu, `prepare`.
     AttentionPrepareParams {
         step: StepParams, projected: u64, q_norm: u64, k_norm: u64, inverse: u64, query: u64, kv: KvParams,
@@ -118,7 +118,13 @@ params! {
         step: StepParams, projected: u64, taps: u64, decay_rate: u64, dt_bias: u64, conv: u64, mixed: u64,
         projected_cols: u32, mixed_cols: u32, query_scale: f32,
     }
-    /// gdn.cu, `scan_rows`, and `gdn_chunks.cu`, `scan_chunks`.
+    /// gdn.cu, `scan_rows` and `layer_rows`.
+    GdnRoundParams {
+        step: StepParams, projected: u64, taps: u64, decay_rate: u64, dt_bias: u64, conv: u64, mixed: u64, norm: u64,
+        base: u64, ring: u64, log_decays: u64, readers: u64, out: u64,
+        projected_cols: u32, mixed_cols: u32, out_cols: u32, query_scale: f32, eps: f32, unused: u32,
+    }
+    /// `gdn_chunks.cu`, `scan_chunks`.
     ScanParams {
         step: StepParams, mixed: u64, base: u64, ring: u64, log_decays: u64, readers: u64, out: u64,
         mixed_cols: u32, out_cols: u32,

@@ -17,9 +17,11 @@ pub struct Unit {
 }
 
 /// The headers that units include: name and text.
-pub(crate) const HEADERS: [(&str, &str); 3] = [
+pub(crate) const HEADERS: [(&str, &str); 5] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("linear.cuh", include_str!("../kernels/linear.cuh")),
+    ("linear_sums.cuh", include_str!("../kernels/linear_sums.cuh")),
+    ("hopper.cuh", include_str!("../kernels/hopper.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
 ];
 
@@ -33,20 +35,27 @@ pub(crate) const PACK: Unit =
 pub(crate) const LINEAR: Unit = Unit {
     name: "linear",
     source: include_str!("../kernels/linear.cu"),
+    kernels: &["int4_2", "int4_3", "int4_4", "int8_2", "int8_4", "bf16_1", "plain"],
+};
+pub(crate) const LINEAR_MANY: Unit = Unit {
+    name: "linear_many",
+    source: include_str!("../kernels/linear_many.cu"),
+    kernels: &["int4_16", "int4_32", "int4_64", "int8_16", "int8_32", "int8_64", "bf16_16", "bf16_64"],
+};
+/// For compute capability 9.0 alone.
+pub(crate) const LINEAR_ROUNDS: Unit = Unit {
+    name: "linear_rounds",
+    source: include_str!("../kernels/linear_rounds.cu"),
     kernels: &[
-        "int4_wide_8",
-        "int4_8",
-        "int4_16",
-        "int4_32",
-        "int4_64",
-        "int8_8",
-        "int8_16",
-        "int8_32",
-        "int8_64",
-        "bf16_8",
-        "bf16_16",
-        "bf16_64",
-        "plain",
+        "int4_round_16",
+        "int4_round_32",
+        "int4_round_64",
+        "int8_round_16",
+        "int8_round_32",
+        "int8_round_64",
+        "bf16_round_16",
+        "bf16_round_32",
+        "bf16_round_64",
     ],
 };
 /// For compute capability 9.0 alone.
@@ -86,7 +95,15 @@ pub(crate) const ATTENTION_PROMPT: Unit = Unit {
 pub(crate) const GDN: Unit = Unit {
     name: "gdn",
     source: concat!(include_str!("../kernels/gdn_state.cuh"), include_str!("../kernels/gdn.cu")),
-    kernels: &["prepare", "remember", "scan_rows_1", "scan_rows_4", "scan_rows_16"],
+    kernels: &[
+        "prepare",
+        "remember",
+        "scan_rows",
+        "layer_rows_1",
+        "layer_rows_4",
+        "layer_rows_8",
+        "layer_rows_16",
+    ],
 };
 pub(crate) const GDN_CHUNKS: Unit = Unit {
     name: "gdn_chunks",
@@ -118,7 +135,7 @@ impl UnitBuild {
 
     /// Whether a GPU of this compute capability (times ten) has the instructions that the unit needs.
     pub fn is_for(&self, sm: u32) -> bool {
-        self.unit != LINEAR_PROMPT || sm == 90
+        ![LINEAR_PROMPT, LINEAR_ROUNDS].contains(&self.unit) || sm == 90
     }
 
     /// Name and constants, for people.
@@ -221,11 +238,11 @@ pub(crate) fn prompt_shared_bytes(head_dim: usize, kv_type: KvType) -> usize {
 pub fn gdn_units(shape: &GdnShape, state_type: StateType) -> Result<[UnitBuild; 2], String> {
     let GdnShape { key_heads, value_heads, key_dim, value_dim, conv_width, .. } = *shape;
     let heads_fit = key_heads > 0 && value_heads.is_multiple_of(key_heads);
-    let fits =
-        (1..=128).contains(&key_dim) && (1..=256).contains(&value_dim) && (1..=4).contains(&conv_width);
+    let fits = [key_dim, value_dim].iter().all(|dim| (4..=128).contains(dim) && dim.is_multiple_of(4))
+        && (1..=4).contains(&conv_width);
     if !heads_fit || !fits {
         return Err(format!(
-            "the kernels take key heads of at most 128, value heads of at most 256 and 4 taps, not {shape:?}"
+            "the kernels take heads of 4 to 128 in steps of 4 and at most 4 taps, not {shape:?}"
         ));
     }
     let defines = vec![
@@ -260,7 +277,10 @@ pub(crate) fn shape_units(
 
 /// The units that need no geometry; see [`UnitBuild::is_for`].
 pub fn fixed_units() -> Vec<UnitBuild> {
-    [ROWS, PACK, LINEAR, LINEAR_PROMPT, SAMPLE, CEILINGS].into_iter().map(UnitBuild::plain).collect()
+    [ROWS, PACK, LINEAR, LINEAR_MANY, LINEAR_ROUNDS, LINEAR_PROMPT, SAMPLE, CEILINGS]
+        .into_iter()
+        .map(UnitBuild::plain)
+        .collect()
 }
 
 /// Everything that a geometry needs with KV and states of the given types, each unit once; see [`UnitBuild::is_for`].
@@ -344,7 +364,7 @@ mod tests {
     fn every_named_geometry_has_units() {
         for name in Geometry::NAMES {
             let geometry = Geometry::named(name).unwrap();
-            assert_eq!(units_of(&geometry, &[KvType::Bf16], &[StateType::F16]).unwrap().len(), 11);
+            assert_eq!(units_of(&geometry, &[KvType::Bf16], &[StateType::F16]).unwrap().len(), 13);
         }
     }
 }

@@ -216,7 +216,7 @@ impl States {
             conv: zeros("raw convolution inputs", conv)?,
             log_decays: zeros("log-decays of rings", log_decays)?,
             readers: zeros("counters of rings' readers", slots * spec.gdn.key_heads as u64 * 4)?,
-            kernels: GdnKernels::new(&rows, &chunks, &spec.gdn)?,
+            kernels: GdnKernels::new(&rows, &chunks, &spec.gdn, spec.state_type)?,
         })
     }
 

@@ -1,8 +1,8 @@
 //! What an op must be given: shapes that do not fit are errors of the caller, never a fault on the device.
 
-use qwill_device::{AttentionShape, Batch, DeviceError, GdnShape, Phase, Precision};
+use qwill_device::{AttentionShape, Batch, DeviceError, GdnShape, GdnWeights, Phase, Precision};
 
-use super::{CudaBuffer, CudaCache, CudaMatrix, CudaVector};
+use super::{CudaBuffer, CudaCache, CudaDevice, CudaMatrix, CudaVector};
 
 /// The op whose arguments are being checked.
 #[derive(Clone, Copy)]
@@ -73,6 +73,18 @@ impl Check {
         })?;
         let largest = batch.page_table.iter().copied().max().unwrap_or(0) as usize;
         self.that(largest < spec.pages, || format!("page {largest} of {}", spec.pages))
+    }
+
+    /// The small weights of a GDN layer.
+    pub(super) fn weights(
+        self,
+        shape: &GdnShape,
+        weights: &GdnWeights<CudaDevice>,
+    ) -> Result<(), DeviceError> {
+        self.vector("conv", &weights.conv, shape.conv_channels() * shape.conv_width)?;
+        self.vector("decay_rate", &weights.decay_rate, shape.value_heads)?;
+        self.vector("dt_bias", &weights.dt_bias, shape.value_heads)?;
+        self.vector("norm", &weights.norm, shape.value_dim)
     }
 
     /// Slots that the cache has, and the layer and shape it was made for.

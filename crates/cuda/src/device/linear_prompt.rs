@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use qwill_device::{DeviceError, GROUP, Geometry, Phase, WeightFormat};
+use qwill_device::{DeviceError, GROUP, Geometry, WeightFormat};
 
-use super::linear::Input;
+use super::linear::{Arranged, ArrangedProduct, Input, Mode};
 use super::{Check, CudaDevice, CudaMatrix};
 use crate::driver::{Extent, Function, Module};
 use crate::launch::ArrangeParams;
@@ -14,13 +14,12 @@ use crate::launch::ArrangeParams;
 const SHORT_TOKENS: usize = 64;
 const LONG_TOKENS: usize = 128;
 const STAGES: usize = 4;
-pub(super) const PROMPT_OUTPUTS: usize = 128;
-pub(super) const PROMPT_THREADS: usize = 384;
+const PROMPT_THREADS: usize = 384;
 const SQUARE: usize = 64;
 const ARRANGE_BLOCK: usize = 128;
 
 /// Shared memory of a kernel: stages of a group of its tokens, and what aligns them.
-pub(super) fn prompt_shared_bytes(tokens: usize) -> usize {
+fn prompt_shared_bytes(tokens: usize) -> usize {
     STAGES * tokens * GROUP * 2 + 1024
 }
 
@@ -60,6 +59,12 @@ impl PromptKernels {
         })
     }
 
+    /// How a kernel with so many tokens a block is launched.
+    pub(super) fn extent(tokens: usize, blocks: usize, rows: usize) -> Extent {
+        let extent = Extent::new((rows.div_ceil(tokens), blocks, 1), PROMPT_THREADS);
+        extent.with_shared(prompt_shared_bytes(tokens))
+    }
+
     /// The kernel for matrices of a format and a number of rows, if there is one, and the tokens of its blocks.
     pub(super) fn of(&self, format: WeightFormat, rows: usize) -> Option<(&Function, usize)> {
         let [short, long] = match format {
@@ -78,24 +83,28 @@ impl CudaDevice {
         self.kernels.linear.prompt.as_ref().map_or(0, |_| arranged_bytes(geometry, max_rows))
     }
 
-    /// The input, arranged as well where a prompt's rows meet a matrix that the kernels for prompts take. (The head takes
-    /// chosen rows, of prompts as of rounds, and has one order of summation for both.)
+    /// The input, arranged as well where the kernels that take the matrices want it so.
     pub(super) fn arranged_for(
         &mut self,
         check: Check,
         rows: usize,
         x: Input,
         parts: &[&CudaMatrix],
+        mode: Mode,
     ) -> Result<Input, DeviceError> {
-        let wanted = self.phase == Phase::Prefill && x.indices == 0;
-        let Some(kernels) = self.kernels.linear.prompt.as_ref().filter(|_| wanted) else { return Ok(x) };
-        let mut taken = parts.iter().filter(|part| kernels.of(part.format(), rows).is_some());
-        let Some(part) = taken.next() else { return Ok(x) };
-        let groups = part.cols().div_ceil(GROUP);
-        let bytes = bytes_of(rows, part.cols());
-        let address = self.arranged.at_least(&self.driver, bytes)?.address();
+        let linear = &self.kernels.linear;
+        let (Some(kernels), Some(first)) = (&linear.prompt, parts.first()) else { return Ok(x) };
+        let pairs = mode == Mode::Swiglu;
+        let product = ArrangedProduct { rows, is_chosen: x.indices != 0, format: first.format(), pairs };
+        let arrangement = linear.arrangement(self.phase, product);
+        if arrangement == Arranged::No || x.arranged.1 != 0 {
+            return Ok(Input { arranged: (arrangement, x.arranged.1), ..x });
+        }
+        let groups = first.cols().div_ceil(GROUP);
+        let address = self.arranged.at_least(&self.driver, bytes_of(rows, first.cols()))?.address();
         let params = ArrangeParams {
             x: x.address,
+            indices: x.indices,
             out: address,
             rows: rows as u32,
             x_cols: x.stride as u32,
@@ -105,6 +114,6 @@ impl CudaDevice {
         let blocks = (groups * 16).div_ceil(ARRANGE_BLOCK);
         let extent = Extent::new((blocks, rows, 1), ARRANGE_BLOCK);
         self.driver.launch(check.0, &kernels.arrange, extent, &params)?;
-        Ok(Input { arranged: Some(address), ..x })
+        Ok(Input { arranged: (arrangement, address), ..x })
     }
 }

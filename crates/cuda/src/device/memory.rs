@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use qwill_device::{CacheSpec, DeviceError, Geometry, Precision, WeightFormat};
+use qwill_device::{CacheSpec, DeviceError, GROUP, Geometry, Precision, WeightFormat};
 
-use super::{CudaBuffer, CudaDevice, WorkBytes, matrix};
+use super::{CudaBuffer, CudaDevice, LEAST_INDEX_BYTES, attention, matrix, sample, step};
 use crate::driver::{Driver, Extent};
 use crate::launch::GatherParams;
 use crate::{Nvml, driver_facts};
@@ -19,6 +19,32 @@ const SMALL_BYTES: u64 = 8 << 20;
 /// What a driver takes for its context and kernels, [`LATER_BYTES`] included, for a plan without a GPU: 528 MiB on an
 /// H200 with driver 580, less on smaller cards.
 pub const TYPICAL_DRIVER_BYTES: u64 = (528 << 20) + LATER_BYTES;
+
+/// Bytes of the work memory for a model.
+pub(super) struct WorkBytes {
+    pub(super) normed: u64,
+    pub(super) indices: u64,
+    pub(super) partials: u64,
+    /// Ids that the sampler copies.
+    pub(super) sampled_vocab: usize,
+}
+
+impl WorkBytes {
+    pub(super) fn of(geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> Self {
+        let rows = max_rows.max(max_logit_rows) as u64;
+        Self {
+            normed: rows * geometry.hidden.next_multiple_of(GROUP) as u64 * 2,
+            indices: (rows * 4).max(LEAST_INDEX_BYTES),
+            partials: attention::partial_bytes(&geometry.attention),
+            sampled_vocab: geometry.vocab,
+        }
+    }
+
+    pub(super) fn sum(&self) -> u64 {
+        let step = 2 * step::BLOCK_BYTES;
+        self.normed + self.indices + self.partials + step + sample::SamplerMemory::bytes(self.sampled_vocab)
+    }
+}
 
 /// Bytes of a packed matrix; see [`qwill_device::Device::matrix_bytes`].
 pub fn matrix_bytes(format: WeightFormat, rows: usize, cols: usize) -> u64 {

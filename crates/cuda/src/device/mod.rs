@@ -9,30 +9,31 @@ mod gdn;
 mod host;
 mod linear;
 mod linear_prompt;
+mod linear_rounds;
 mod matrix;
 mod memory;
+mod options;
 mod rows;
 mod sample;
 mod step;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use qwill_device::{
-    Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GROUP, GdnShape,
-    GdnState, GdnWeights, Geometry, KvPage, MatrixData, Phase, Precision, SampleRow, Sampled, ScoreRow,
-    WeightFormat,
+    Activations, AttentionShape, Batch, CacheSpec, Device, DeviceError, DeviceFacts, GdnShape, GdnState,
+    GdnWeights, Geometry, KvPage, MatrixData, Phase, Precision, SampleRow, Sampled, ScoreRow, WeightFormat,
 };
 
 use crate::driver::{Driver, OpTiming};
 use crate::graph::Graph;
 use crate::unit::{self, UnitBuild};
-use crate::{Ceilings, CompileTarget, CubinCache, KernelStore, ceilings};
+use crate::{Ceilings, CompileTarget, KernelStore, ceilings};
 use buffer::Scratch;
 use check::Check;
 use host::Transfers;
 use linear::{Input, Mode};
+use memory::WorkBytes;
 use step::StepMemory;
 
 pub use buffer::{CudaBuffer, CudaVector};
@@ -43,44 +44,10 @@ pub use memory::{
     CudaGauge, CudaMemory, TYPICAL_DRIVER_BYTES, buffer_bytes, host_staging_bytes, matrix_bytes,
     scratch_bytes,
 };
+pub use options::CudaOptions;
 
 /// Row indices that always fit.
 const LEAST_INDEX_BYTES: u64 = 4096;
-
-/// How to open a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CudaOptions {
-    /// Which GPU, as the driver numbers them.
-    pub ordinal: usize,
-    /// Bytes that may be taken, the driver's own included; `None`: what is free at start.
-    pub memory_budget_bytes: Option<u64>,
-    /// Activation numerics; only [`Activations::Bf16`] so far.
-    pub activations: Activations,
-    /// Where compiled kernels are kept; `None` keeps none.
-    pub kernel_cache_directory: Option<PathBuf>,
-}
-
-impl CudaOptions {
-    /// The defaults, with kernels kept in `QWILL_KERNEL_CACHE` where that is set: for tests and examples, which have no
-    /// flag for it.
-    pub fn from_environment() -> Self {
-        let directory = std::env::var_os("QWILL_KERNEL_CACHE").map(PathBuf::from);
-        let defaults = Self::default();
-        Self { kernel_cache_directory: directory.or(defaults.kernel_cache_directory), ..defaults }
-    }
-}
-
-impl Default for CudaOptions {
-    /// The first GPU, all its free memory, the user's cache.
-    fn default() -> Self {
-        Self {
-            ordinal: 0,
-            memory_budget_bytes: None,
-            activations: Activations::Bf16,
-            kernel_cache_directory: CubinCache::default_directory(),
-        }
-    }
-}
 
 /// One GPU.
 #[derive(Debug)]
@@ -104,6 +71,7 @@ pub struct CudaDevice {
     normed: Scratch,
     /// Its inputs as the kernels for prompts want them.
     arranged: Scratch,
+    split_sums: linear_rounds::SplitSums,
     /// Row indices of the op that runs.
     indices: Scratch,
     /// Parts of the attention that runs.
@@ -152,11 +120,19 @@ impl CudaDevice {
         store.prepare(&fixed, driver.sm());
         let module = |unit| load(&driver, &store, &UnitBuild::plain(unit));
         let card = linear::Card { sm: driver.sm(), sm_count: driver.sm_count() };
-        let prompt = UnitBuild::plain(unit::LINEAR_PROMPT);
-        let prompt = prompt.is_for(card.sm).then(|| load(&driver, &store, &prompt)).transpose()?;
+        let special = |unit| {
+            let build = UnitBuild::plain(unit);
+            build.is_for(card.sm).then(|| load(&driver, &store, &build)).transpose()
+        };
+        let products = linear::LinearModules {
+            ring: module(unit::LINEAR)?,
+            many: module(unit::LINEAR_MANY)?,
+            rounds: special(unit::LINEAR_ROUNDS)?,
+            prompt: special(unit::LINEAR_PROMPT)?,
+        };
         let kernels = FixedKernels {
             rows: rows::RowKernels::new(&module(unit::ROWS)?)?,
-            linear: linear::LinearKernels::new(&module(unit::LINEAR)?, prompt.as_ref(), card)?,
+            linear: linear::LinearKernels::new(&products, card)?,
             sample: sample::SampleKernels::new(&module(unit::SAMPLE)?)?,
         };
         let transfers = Transfers::new(&driver)?;
@@ -174,6 +150,7 @@ impl CudaDevice {
             recordings: BTreeMap::new(),
             begun: None,
             arranged: Scratch::new("arranged inputs"),
+            split_sums: linear_rounds::SplitSums::default(),
             normed: Scratch::new("normed activations"),
             indices: Scratch::new("row indices"),
             partials: Scratch::new("parts of attention"),
@@ -215,32 +192,6 @@ impl CudaDevice {
             self.indices.at_least(&self.driver, (indices.len() as u64 * 4).max(LEAST_INDEX_BYTES))?;
         memory.write(op, 0, &indices)?;
         Ok(memory.address())
-    }
-}
-
-/// Bytes of the work memory for a model.
-struct WorkBytes {
-    normed: u64,
-    indices: u64,
-    partials: u64,
-    /// Ids that the sampler copies.
-    sampled_vocab: usize,
-}
-
-impl WorkBytes {
-    fn of(geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> Self {
-        let rows = max_rows.max(max_logit_rows) as u64;
-        Self {
-            normed: rows * geometry.hidden.next_multiple_of(GROUP) as u64 * 2,
-            indices: (rows * 4).max(LEAST_INDEX_BYTES),
-            partials: attention::partial_bytes(&geometry.attention),
-            sampled_vocab: geometry.vocab,
-        }
-    }
-
-    fn sum(&self) -> u64 {
-        let step = 2 * step::BLOCK_BYTES;
-        self.normed + self.indices + self.partials + step + sample::SamplerMemory::bytes(self.sampled_vocab)
     }
 }
 
@@ -307,7 +258,9 @@ impl Device for CudaDevice {
     }
 
     fn scratch_bytes(&self, geometry: &Geometry, max_rows: usize, max_logit_rows: usize) -> u64 {
-        WorkBytes::of(geometry, max_rows, max_logit_rows).sum() + self.arranged_bytes(geometry, max_rows)
+        let split_sums = self.kernels.linear.rounds.as_ref().map_or(0, |_| linear_rounds::SplitSums::BYTES);
+        let arranged = self.arranged_bytes(geometry, max_rows.max(max_logit_rows));
+        WorkBytes::of(geometry, max_rows, max_logit_rows).sum() + arranged + split_sums
     }
 
     fn reserve(
@@ -319,7 +272,10 @@ impl Device for CudaDevice {
         self.packer.finish()?;
         let bytes = WorkBytes::of(geometry, max_rows, max_logit_rows);
         self.normed.at_least(&self.driver, bytes.normed)?;
-        let arranged_bytes = self.arranged_bytes(geometry, max_rows);
+        if self.kernels.linear.rounds.is_some() {
+            self.split_sums.addresses(&self.driver)?;
+        }
+        let arranged_bytes = self.arranged_bytes(geometry, max_rows.max(max_logit_rows));
         if arranged_bytes > 0 {
             self.arranged.at_least(&self.driver, arranged_bytes)?;
         }
@@ -447,6 +403,23 @@ impl Device for CudaDevice {
         self.multiply(check, rows, input, &[matrix], x, Mode::Add)
     }
 
+    fn norm_swiglu(
+        &mut self,
+        rows: usize,
+        x: &CudaBuffer,
+        norm: &CudaVector,
+        eps: f32,
+        (parts, width): ([&CudaMatrix; 2], usize),
+        gate_up: &mut CudaBuffer,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        if self.run_norm_swiglu(rows, x, (norm, eps), parts, out)? {
+            return Ok(());
+        }
+        self.norm_linears(rows, x, norm, eps, &parts, gate_up)?;
+        self.swiglu(rows, width, gate_up, out)
+    }
+
     fn swiglu(
         &mut self,
         rows: usize,
@@ -507,6 +480,25 @@ impl Device for CudaDevice {
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         self.run_gdn_scan(batch, gdn_layer, shape, mixed, cache, out)
+    }
+
+    fn gdn_layer(
+        &mut self,
+        batch: &Batch,
+        gdn_layer: usize,
+        shape: &GdnShape,
+        weights: &GdnWeights<Self>,
+        projected: &CudaBuffer,
+        cache: &mut CudaCache,
+        (mixed, scanned): (&mut CudaBuffer, &mut CudaBuffer),
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        if batch.phase == Phase::Rows {
+            return self.run_gdn_round(batch, gdn_layer, shape, weights, projected, cache, out);
+        }
+        self.gdn_prepare(batch, gdn_layer, shape, weights, projected, cache, mixed)?;
+        self.gdn_scan(batch, gdn_layer, shape, mixed, cache, scanned)?;
+        self.gated_norm(batch.rows(), shape, scanned, projected, &weights.norm, out)
     }
 
     fn gated_norm(
