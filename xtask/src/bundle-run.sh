@@ -19,9 +19,7 @@ tree="$(cd "${QWILL_REPOSITORY:-$here/..}" && pwd)"
 [ -e "$tree/models/tiny/config.json" ] || { echo "no models/tiny in $tree: set QWILL_REPOSITORY" >&2; exit 2; }
 export QWILL_REQUIRE_GPU=1
 export QWILL_KERNEL_CACHE="${QWILL_KERNEL_CACHE:-$here/kernels}"
-for packed in "$here"/*.xz "$here"/golden/*.xz; do
-    [ -e "${packed%.xz}" ] || xz --decompress --keep "$packed"
-done
+[ -e "$here/qwill" ] || tar --extract --xz --directory "$here" --file "$here/contents.tar.xz"
 # The tests look for golden/, which is here, and models/, which is there, in one place.
 export QWILL_REPOSITORY="$here"
 [ -e "$here/models" ] || ln -s "$tree/models" "$here/models"

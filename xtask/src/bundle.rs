@@ -61,22 +61,32 @@ pub fn run(architecture: &str, archive: bool) -> Result<()> {
     for (package, kind, name) in BINARIES {
         let binary = folder.join(name);
         build::strip(&build::executable(&arguments(package, kind, name), name, &[])?, &binary)?;
-        compress(&binary)?;
     }
     for name in GOLDEN {
-        let copy = folder.join("golden").join(name);
-        fs::copy(root.join("golden").join(name), &copy).context(name)?;
-        compress(&copy)?;
+        fs::copy(root.join("golden").join(name), folder.join("golden").join(name)).context(name)?;
     }
-    fs::write(folder.join("run.sh"), RUN_SCRIPT).context("run.sh")?;
     compile(architecture, &folder);
+    compress(&folder)?;
+    fs::write(folder.join("run.sh"), RUN_SCRIPT).context("run.sh")?;
     report(&folder)?;
     if archive { pack(&root) } else { Ok(()) }
 }
 
-/// Programs to a third, golden data to two thirds; the script unpacks them.
-fn compress(file: &Path) -> Result<()> {
-    build::run(Command::new("xz").args(["-9", "--force"]).arg(file), "xz (xz-utils)")
+/// Compiled kernels.
+const KERNELS: &str = "kernels";
+
+/// What the script unpacks.
+const CONTENTS: &str = "contents.tar.xz";
+
+/// Puts everything into one file: the programs share most of their code, which is then there once.
+fn compress(folder: &Path) -> Result<()> {
+    let mut names: Vec<&str> = BINARIES.iter().map(|(_, _, name)| *name).chain(["golden"]).collect();
+    names.extend(folder.join(KERNELS).exists().then_some(KERNELS));
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--xz", "--remove-files", "--file", CONTENTS]).args(names);
+    // A dictionary that reaches from one program to the others.
+    tar.env("XZ_OPT", "--lzma2=preset=9,dict=192MiB").current_dir(folder);
+    build::run(&mut tar, "tar with xz (xz-utils)")
 }
 
 /// Cargo's, for a target. The model is that of the tree on the other machine, so the binary has none.
@@ -91,7 +101,7 @@ fn arguments<'a>(package: &'a str, kind: &'a str, name: &'a str) -> Vec<&'a str>
 
 /// Adds compiled kernels where NVRTC is at hand; otherwise the other machine needs it.
 fn compile(architecture: &str, folder: &Path) {
-    let cache = folder.join("kernels").to_string_lossy().into_owned();
+    let cache = folder.join(KERNELS).to_string_lossy().into_owned();
     if let Err(error) = kernels::check(&["--sm", architecture, "--geometry", GEOMETRIES, "--cache", &cache]) {
         println!("without all its kernels the other machine needs NVRTC: {error:#}");
     }
