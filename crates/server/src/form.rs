@@ -172,20 +172,13 @@ fn response_format(app: &App, path: &str, format: Value) -> Result<Option<(Strin
         }
         "json_schema" => {
             let path = format.path("json_schema");
-            let mut inner = match format.take("json_schema") {
+            let inner = match format.take("json_schema") {
                 Some(inner) => Fields::nested(&path, inner)?,
                 // Some APIs have it one level up.
                 None if format.has("schema") => std::mem::replace(&mut format, Fields::new(Map::new())),
                 None => return missing(&path, "an object with a `schema`"),
             };
-            // For people; a schema without a name is as good.
-            let _ = (inner.string("name")?, inner.string("description")?);
-            let lenient = inner.boolean("strict")? == Some(false);
-            let path = inner.path("schema");
-            let Some(schema) = inner.take("schema") else { return missing(&path, "a JSON schema") };
-            let schema = parse_schema(&path, &schema)?;
-            known::settle(app, &inner)?;
-            Some((path, Shape::Json { schema, lenient }))
+            Some(named_schema(app, inner)?)
         }
         "regex" | "grammar" => {
             let mut found = Vec::new();
@@ -199,8 +192,37 @@ fn response_format(app: &App, path: &str, format: Value) -> Result<Option<(Strin
         }
         _ => return Err(ApiError::value(&kind_path, KINDS, &kind.into())),
     };
+    check_other_types(app, &mut format)?;
     known::settle(app, &format)?;
     Ok(found)
+}
+
+/// A schema with a name and whether it is strict.
+fn named_schema(app: &App, mut fields: Fields) -> Result<(String, Shape), ApiError> {
+    // For people; a schema without a name is as good.
+    let _ = (fields.string("name")?, fields.string("description")?);
+    let lenient = fields.boolean("strict")? == Some(false);
+    let path = fields.path("schema");
+    let schema =
+        fields.take("schema").ok_or_else(|| ApiError::value(&path, "a JSON schema", &Value::Null))?;
+    let schema = parse_schema(&path, &schema)?;
+    known::settle(app, &fields)?;
+    Ok((path, Shape::Json { schema, lenient }))
+}
+
+/// What belongs to formats of other types says nothing; it has to be what the document says all the same.
+fn check_other_types(app: &App, format: &mut Fields) -> Result<(), ApiError> {
+    let path = format.path("json_schema");
+    if let Some(inner) = format.take("json_schema") {
+        named_schema(app, Fields::nested(&path, inner)?)?;
+    }
+    let names = [
+        (Spelling::Schema, "schema"),
+        (Spelling::Regex, "pattern"),
+        (Spelling::Regex, "regex"),
+        (Spelling::Grammar, "grammar"),
+    ];
+    take_shapes(format, &names, &mut Vec::new())
 }
 
 /// How many tokens may be thought; −1 says that there is no limit.

@@ -17,8 +17,10 @@ use crate::tools::ToolSettings;
 
 const STOP_STRINGS_LIMIT: usize = 16;
 const STOP_STRING_LIMIT_BYTES: usize = 4096;
-const BIASED_TEXT_LIMIT_BYTES: usize = 256;
-const CACHE_SALT_LIMIT_BYTES: usize = 256;
+/// In characters, as in the document.
+const BIASED_TEXT_LIMIT: usize = 256;
+/// In characters, as in the document.
+const CACHE_SALT_LIMIT: usize = 256;
 const LOGPROBS_LIMIT: i64 = 20;
 /// Softer than this, dividing by the temperature overflows before the maximum can be told from the rest: greedy.
 const LOWEST_TEMPERATURE: f32 = 1e-5;
@@ -284,8 +286,8 @@ fn take_max_time(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
 /// Any text but the empty one, which is none.
 fn take_cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, ApiError> {
     let Some(salt) = fields.string("cache_salt")?.filter(|salt| !salt.is_empty()) else { return Ok(None) };
-    if salt.len() > CACHE_SALT_LIMIT_BYTES {
-        let expected = format!("at most {CACHE_SALT_LIMIT_BYTES} bytes of text");
+    if salt.chars().count() > CACHE_SALT_LIMIT {
+        let expected = format!("at most {CACHE_SALT_LIMIT} characters");
         return Err(ApiError::value("cache_salt", &expected, &salt.into()));
     }
     Ok(Some(salt.into()))
@@ -353,7 +355,7 @@ fn biased_id(key: &Value, vocab_size: usize) -> Result<u32, ApiError> {
 
 fn bias_pair(app: &App, item: &Value) -> Result<(Vec<u32>, Value), ApiError> {
     match item.as_array().map(Vec::as_slice) {
-        Some([Value::String(text), bias]) if !text.is_empty() && text.len() <= BIASED_TEXT_LIMIT_BYTES => {
+        Some([Value::String(text), bias]) if (1..=BIASED_TEXT_LIMIT).contains(&text.chars().count()) => {
             Ok((app.text.tokenizer.encode(text, Markers::None), bias.clone()))
         }
         Some([id, bias]) => Ok((vec![biased_id(id, app.facts().vocab_size)?], bias.clone())),

@@ -45,7 +45,7 @@ pub(crate) fn sampling_rows() -> Vec<Row> {
         (json!({"bad_words": "a"}), 400, Some("bad_words"), "got \"a\""),
         (json!({"logit_bias": 3}), 400, Some("logit_bias"), "got 3"),
         (json!({"cache_salt": 5}), 400, Some("cache_salt"), "got 5"),
-        (json!({"cache_salt": "s".repeat(257)}), 400, Some("cache_salt"), "at most 256 bytes"),
+        (json!({"cache_salt": "s".repeat(257)}), 400, Some("cache_salt"), "at most 256 characters"),
         (json!({"seed": 1.5}), 400, Some("seed"), "64-bit integer, got 1.5"),
         (json!({"seed": "one"}), 400, Some("seed"), "got \"one\""),
         (json!({"seed": 1e30}), 400, Some("seed"), "got 1e+30"),
@@ -147,6 +147,18 @@ pub(crate) fn form_rows() -> Vec<Row> {
         (json!({"response_format": "json"}), 400, Some("response_format"), "an object, got \"json\""),
         (json!({"response_format": {}}), 400, Some("response_format.type"), "one of text, json_object"),
         (json!({"response_format": {"type": "xml"}}), 400, Some("response_format.type"), "got \"xml\""),
+        (
+            json!({"response_format": {"type": "text", "regex": ["a"]}}),
+            400,
+            Some("response_format.regex"),
+            "a string",
+        ),
+        (
+            json!({"response_format": {"type": "json_object", "json_schema": {"schema": 5}}}),
+            400,
+            SCHEMA,
+            "a JSON schema",
+        ),
         (
             json!({"response_format": {"type": "json_schema"}}),
             400,

@@ -141,6 +141,7 @@ struct Expected {
     usage: bool,
     logprobs: bool,
     fails: bool,
+    finish_reason: &'static str,
 }
 
 #[tokio::test]
@@ -169,8 +170,15 @@ async fn chunks_follow_the_rules_of_their_endpoint() {
                     if path == COMPLETIONS {
                         body.as_object_mut().unwrap().remove("enable_thinking");
                     }
+                    let script: Vec<Act> = steps(ids, step_tokens).into_iter().chain(last.clone()).collect();
+                    let finish_reason = if *name == "length" { "length" } else { "stop" };
+                    if last.is_none() {
+                        puppet.is_to_say(script.clone());
+                        let plain = puppet.bench.post(path, body.clone()).await.json();
+                        assert_eq!(plain["choices"][0]["finish_reason"], finish_reason, "{plain}");
+                    }
                     body = with(body, json!({"stream": true, "stream_options": {"include_usage": usage}}));
-                    puppet.is_to_say(steps(ids, step_tokens).into_iter().chain(last.clone()).collect());
+                    puppet.is_to_say(script);
                     let reply = puppet.bench.post(path, body).await;
                     assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
                     let expected = Expected {
@@ -178,6 +186,7 @@ async fn chunks_follow_the_rules_of_their_endpoint() {
                         usage,
                         logprobs: *name == "logprobs",
                         fails: last.is_some(),
+                        finish_reason,
                     };
                     check_chunks(path, &reply.events(), &expected, &reply.body);
                     cases += 1;
@@ -216,7 +225,7 @@ fn check_chunks(path: &str, events: &[Value], expected: &Expected, context: &str
         }
         if !expected.fails {
             let last = chunks.pop().unwrap();
-            assert!(matches!(last["finish_reason"].as_str(), Some("stop" | "length")), "{context}");
+            assert_eq!(last["finish_reason"], expected.finish_reason, "{context}");
             assert_eq!(last["logprobs"], Value::Null, "{context}");
             let nothing = if path == CHAT { last["delta"] == json!({}) } else { last["text"] == "" };
             assert!(nothing, "the reason comes alone: {context}");
