@@ -31,6 +31,12 @@ pub enum ServerError {
         /// What is wrong with its value.
         problem: String,
     },
+    /// The engine has failed or is stuck, and the server was to end then.
+    #[error("{reason}")]
+    Engine {
+        /// What is known of it.
+        reason: String,
+    },
     /// The metrics registry could not be set up.
     #[error("metrics: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),

@@ -12,6 +12,7 @@ use crate::{ApiKey, EngineMetrics, Tls};
 
 /// Settings of a server. [`ServerOptions::default`] is right for one person on one machine.
 #[derive(Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "settings that have nothing to do with each other")]
 pub struct ServerOptions {
     /// Address to listen on; port 0 picks a free one.
     pub bind: SocketAddr,
@@ -45,6 +46,8 @@ pub struct ServerOptions {
     /// An engine that has work and completes no step for this long is stuck: requests end with an error, `/health` says
     /// so, and what is in hand goes to the log.
     pub stall_timeout: Duration,
+    /// [`crate::Server::run`] ends with an error when the engine has failed or is stuck, for whoever starts it again.
+    pub exit_on_failure: bool,
     /// Longest time for a request, from its arrival to its end; a request may ask for less.
     pub request_timeout: Option<Duration>,
     /// Longest time that a request may wait.
@@ -88,6 +91,7 @@ impl Default for ServerOptions {
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_mins(1),
             stall_timeout: Duration::from_mins(2),
+            exit_on_failure: false,
             request_timeout: None,
             queue_timeout: None,
             log_prompts: false,

@@ -126,7 +126,7 @@ impl Server {
     /// The engine is asked to drain as well.
     ///
     /// # Errors
-    /// None at present: a failed accept is logged and tried again.
+    /// [`ServerError::Engine`] with [`ServerOptions::exit_on_failure`]. A failed accept is logged and tried again.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServerError> {
         let Self { listener, app, .. } = self;
         let (drain, draining) = watch::channel(false);
@@ -143,7 +143,13 @@ impl Server {
         let watchdog = tokio::spawn(watchdog::watch(Arc::clone(&app)));
         let sampling = tokio::spawn(status::sample(Arc::clone(&app)));
         let mut connections = JoinSet::new();
-        acceptor.accept_until(shutdown, &mut connections).await;
+        let failure = async {
+            tokio::select! {
+                () = shutdown => None,
+                reason = watchdog::failure(&app), if app.options.exit_on_failure => Some(reason),
+            }
+        };
+        let failure = acceptor.accept_until(failure, &mut connections).await;
 
         tracing::info!(connections = connections.len(), "shutting down: running requests may finish");
         app.start_draining();
@@ -173,7 +179,7 @@ impl Server {
         upkeep.abort();
         watchdog.abort();
         sampling.abort();
-        Ok(())
+        failure.map_or(Ok(()), |reason| Err(ServerError::Engine { reason }))
     }
 }
 

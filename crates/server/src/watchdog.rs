@@ -12,6 +12,8 @@ use crate::app::{App, Ending};
 const LOOKS: u32 = 8;
 const RAREST_LOOK: Duration = Duration::from_secs(2);
 const SHORTEST_LOOK: Duration = Duration::from_millis(5);
+/// How often it is asked whether the engine has failed.
+const FAILURE_LOOK: Duration = Duration::from_millis(100);
 /// Requests that the log of a stuck engine lists.
 const MOST_LISTED: usize = 64;
 
@@ -62,6 +64,20 @@ pub(crate) async fn watch(app: Arc<App>) {
             _ => {}
         }
         stuck = silence.is_some();
+    }
+}
+
+/// Waits for an engine that has failed or is stuck, and says what is known of it.
+pub(crate) async fn failure(app: &App) -> String {
+    let mut looks = interval(FAILURE_LOOK);
+    loop {
+        looks.tick().await;
+        if let EngineState::Failed(reason) = app.engine.load().state() {
+            return format!("the engine has failed: {reason}");
+        }
+        if let Some(stalled @ Ending::Stalled(_)) = &*app.ending().borrow() {
+            return stalled.error().message;
+        }
     }
 }
 

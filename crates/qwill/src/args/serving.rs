@@ -85,6 +85,9 @@ pub(crate) struct ListenArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = values::seconds, env = env::STALL_TIMEOUT)]
     #[arg(help_heading = "Server")]
     pub(crate) stall_timeout: u64,
+    /// End with code 1 when the engine has failed or is stuck, so that a supervisor starts a new process
+    #[arg(long, env = env::EXIT_ON_FAILURE, help_heading = "Server")]
+    pub(crate) exit_on_failure: bool,
     /// Seconds that running answers get to finish after SIGTERM or Ctrl-C; a second signal ends at once
     #[arg(long, value_name = "SECONDS", default_value_t = 30, env = env::DRAIN_TIMEOUT, help_heading = "Server")]
     pub(crate) drain_timeout: u64,

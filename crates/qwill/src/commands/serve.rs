@@ -30,6 +30,7 @@ const PLAN_TOLERANCE_BYTES: u64 = 200 << 20;
 
 /// How long the engine may take to end its last step after everybody has been answered.
 const STOP_PATIENCE: Duration = Duration::from_mins(1);
+const BROKEN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Serves until a signal.
 pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
@@ -66,6 +67,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
         request_timeout: arguments.listen.request_timeout.map(Duration::from_secs),
         queue_timeout: arguments.listen.queue_timeout.map(Duration::from_secs),
         stall_timeout: Duration::from_secs(arguments.listen.stall_timeout),
+        exit_on_failure: arguments.listen.exit_on_failure,
         log_prompts: arguments.log.log_prompts,
         drain_timeout: Duration::from_secs(arguments.listen.drain_timeout),
         defaults: defaults(&launch.source.checkpoint.config().generation, &arguments.sampling),
@@ -113,7 +115,9 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<()> {
         supervisor::notify(State::Ready);
     };
     let served = serve(options, handle, text, &arguments.listen, announce);
-    let ended = engine.stop_within(STOP_PATIENCE).map_err(anyhow::Error::from);
+    // A broken engine may never end.
+    let patience = if served.is_ok() { STOP_PATIENCE } else { BROKEN_PATIENCE };
+    let ended = engine.stop_within(patience).map_err(anyhow::Error::from);
     served.and(ended)
 }
 

@@ -50,6 +50,17 @@ fn a_lost_device_makes_the_server_unhealthy_and_its_end_a_failure() {
 }
 
 #[test]
+fn a_server_that_is_told_to_ends_with_its_device() {
+    let server = Running::start(&["--fault", "lost:20", "--exit-on-failure"]);
+    let events: Vec<String> = server.stream("/v1/completions", &long_answer()).collect();
+    let last: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
+    assert!(last["error"]["message"].as_str().unwrap().contains("step 20"), "who was served is told: {last}");
+    let (status, log) = server.wait();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("error: the engine has failed") && log.contains("step 20"), "{log}");
+}
+
+#[test]
 fn a_panic_makes_the_server_unhealthy_and_its_end_a_failure() {
     ends_in_failure(Running::start(&["--fault", "panic:20"]), "--fault panic:20");
 }

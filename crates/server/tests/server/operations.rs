@@ -10,6 +10,7 @@ use qwill_contract::StepKind;
 use qwill_server::{ApiKey, ServerOptions};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::client::{Bench, CHAT, COMPLETIONS, byte_tokens, one_by_one, plain_chat, tokens, with};
 use crate::engine::{self, Act};
@@ -271,6 +272,26 @@ async fn a_stuck_engine_ends_its_requests_and_is_told_of() {
     }
     let metrics = exchange(address, get("/metrics")).await;
     assert!(metric(&metrics, "qwill_stalls_total ") >= 1.0, "{metrics}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_told_to_ends_when_its_engine_is_stuck() {
+    let options = || ServerOptions {
+        stall_timeout: Duration::from_millis(50),
+        exit_on_failure: true,
+        ..Default::default()
+    };
+    let bench = holding(options());
+    let listening = bench.listen(options()).await;
+    let answer = asking(listening.address, CHAT, &plain_chat(), "").await.unwrap();
+    assert!(answer.contains("engine_stalled"), "who was served is told: {answer}");
+    bench.stage.wait_cancelled(1);
+    // The engine would go on with nobody listening; here it is made to look stuck.
+    bench.engine.load().running.store(1, Ordering::SeqCst);
+    let ended =
+        timeout(Duration::from_secs(20), listening.task).await.expect("the server does not end").unwrap();
+    let error = ended.expect_err("it ends with an error").to_string();
+    assert!(error.contains("the engine is stuck"), "{error}");
 }
 
 /// Asks until the server refuses.
