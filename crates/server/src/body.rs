@@ -1,5 +1,6 @@
 //! Reads a request body: bounded in size and time, JSON, no key twice.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -16,6 +17,10 @@ use crate::options::ServerOptions;
 
 /// A body that trickles in may take this many times the longest pause.
 const WHOLE_BODY_PAUSES: u32 = 10;
+
+/// JSON values that a body may have: each takes up to ten times its bytes once it is read. A prompt of token ids that fills
+/// the longest context of the models has 262,144.
+const VALUES_LIMIT: usize = 1 << 19;
 
 /// The JSON object in a body.
 pub(crate) async fn read_object(
@@ -97,11 +102,13 @@ fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     if let Err(error) = str::from_utf8(bytes) {
         return Err(bad(format!("the body is not valid UTF-8 at byte {}", error.valid_up_to())));
     }
-    let mut scan = serde_json::Deserializer::from_slice(bytes);
-    NoDuplicates
-        .deserialize(&mut scan)
-        .and_then(|()| scan.end())
-        .map_err(|error| bad(format!("the body is not valid JSON: {error}")))?;
+    let (values, mut scan) = (Cell::new(0), serde_json::Deserializer::from_slice(bytes));
+    let walked = Walk { values: &values }.deserialize(&mut scan).and_then(|()| scan.end());
+    if values.get() > VALUES_LIMIT {
+        let message = format!("the body has more than {VALUES_LIMIT} JSON values");
+        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("body_too_large"));
+    }
+    walked.map_err(|error| bad(format!("the body is not valid JSON: {error}")))?;
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(other) => Err(bad(format!("the body must be a JSON object, got {}", show(&other)))),
@@ -109,18 +116,26 @@ fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-/// Walks through JSON and fails at a key that an object has twice: which of the two a reader takes is anybody's
-/// guess, so neither is.
-struct NoDuplicates;
+/// Walks through JSON, keeps nothing, and fails at the first value too many and at a key that an object has twice: which of
+/// the two a reader takes is anybody's guess, so neither is.
+#[derive(Clone, Copy)]
+struct Walk<'a> {
+    /// Met so far.
+    values: &'a Cell<usize>,
+}
 
-impl<'de> DeserializeSeed<'de> for NoDuplicates {
+impl<'de> DeserializeSeed<'de> for Walk<'_> {
     type Value = ();
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        self.values.set(self.values.get() + 1);
+        if self.values.get() > VALUES_LIMIT {
+            return Err(D::Error::custom("too many values"));
+        }
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for NoDuplicates {
+impl<'de> Visitor<'de> for Walk<'_> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -145,7 +160,7 @@ impl<'de> Visitor<'de> for NoDuplicates {
         Ok(())
     }
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while items.next_element_seed(Self)?.is_some() {}
+        while items.next_element_seed(self)?.is_some() {}
         Ok(())
     }
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
@@ -158,7 +173,7 @@ impl<'de> Visitor<'de> for NoDuplicates {
                 return Err(A::Error::custom(format!("the key `{shown}` is there twice")));
             }
             keys.insert(key);
-            entries.next_value_seed(Self)?;
+            entries.next_value_seed(self)?;
         }
         Ok(())
     }
@@ -201,6 +216,15 @@ mod tests {
         let mut deep = b"{\"a\":".to_vec();
         deep.extend(vec![b'['; 10_000]);
         assert!(message(&deep).contains("recursion limit"));
+    }
+
+    #[test]
+    fn a_body_has_at_most_so_many_values() {
+        let body = |values: usize| format!("{{\"prompt\":[{}1]}}", "1,".repeat(values - 3)).into_bytes();
+        assert_eq!(parse_object(&body(VALUES_LIMIT)).unwrap().len(), 1);
+        let error = parse_object(&body(VALUES_LIMIT + 1)).unwrap_err();
+        assert_eq!(error.status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert!(error.message.contains("more than 524288 JSON values"), "{}", error.message);
     }
 
     #[test]

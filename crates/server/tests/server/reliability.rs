@@ -17,6 +17,9 @@ use crate::sockets::{connect, exchange, get, post};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// An answer of at most so many begins a call.
+const CALLING_TOKENS: usize = 51;
+
 /// A known request is answered as always, and nothing is left in hand.
 async fn all_is_well(bench: &Bench, address: SocketAddr) {
     let start = Instant::now();
@@ -33,11 +36,15 @@ async fn all_is_well(bench: &Bench, address: SocketAddr) {
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"text\":\"abc\""), "{answer}");
 }
 
-/// Answers `abc`; a prompt of fewer tokens than seven waits somewhere on the way.
+/// Answers `abc`; a prompt of fewer tokens than seven waits somewhere on the way, and so do [`CALLING_TOKENS`], within the
+/// arguments of a call.
 fn waiting_somewhere() -> Bench {
     let script = Arc::new(|request: &qwill_contract::Request, _: usize| {
         let text = |text: &str| Act::Step(byte_tokens(text));
         match request.prompt.len() {
+            _ if request.sampling.max_tokens == CALLING_TOKENS => {
+                vec![text("<tool_call>\n<function=look>\n<parameter=at>\nhalf of"), Act::Hold]
+            }
             1 => vec![Act::Hold],
             2 => vec![text("a"), Act::Hold],
             3 => vec![text("<think>hm"), Act::Hold],
@@ -60,20 +67,32 @@ async fn whoever_leaves_is_forgotten_whatever_was_going_on() {
     let listening = bench.listen(ServerOptions::default()).await;
     let address = listening.address;
     let mut left = 0;
-    // In the queue, in the prompt, after the first token, within thinking, one of several choices.
-    for (phase, prompt_tokens, choices) in [(0, 1, 1), (1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 2, 3)] {
+    let prompt = |tokens: usize| json!({"prompt": vec![7; tokens], "max_tokens": 50});
+    let tool = json!({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}});
+    let calling = with(plain_chat(), json!({"tools": [tool], "max_tokens": CALLING_TOKENS}));
+    let phases = [
+        ("in the queue", COMPLETIONS, prompt(1)),
+        ("in the prompt", COMPLETIONS, prompt(1)),
+        ("after the first token", COMPLETIONS, prompt(2)),
+        ("within thinking", COMPLETIONS, prompt(3)),
+        ("within a call", CHAT, calling),
+        ("within a grammar", COMPLETIONS, with(prompt(2), json!({"regex": "[a-z]+"}))),
+        ("one of several choices", COMPLETIONS, with(prompt(2), json!({"n": 3}))),
+    ];
+    for (phase, path, body) in phases {
         for stream in [false, true] {
             for leaving in [Leaving::Close, Leaving::Reset, Leaving::HalfClose] {
-                if phase == 0 {
+                let queued = phase == "in the queue";
+                if queued {
                     bench.stage.pause();
                 }
-                let body = json!({"prompt": vec![7; prompt_tokens], "n": choices, "stream": stream, "max_tokens": 50});
+                let body = with(body.clone(), json!({"stream": stream}));
                 let mut client = connect(address).await;
-                client.write_all(post(COMPLETIONS, &body.to_string()).as_bytes()).await.unwrap();
-                let wanted = if phase == 0 { "\"waiting\"" } else { "\"is_processing\":true" };
+                client.write_all(post(path, &body.to_string()).as_bytes()).await.unwrap();
+                let wanted = if queued { "\"waiting\"" } else { "\"is_processing\":true" };
                 let start = Instant::now();
                 while !exchange(address, get("/slots")).await.contains(wanted) {
-                    assert!(start.elapsed() < PATIENCE, "{phase} {leaving:?}");
+                    assert!(start.elapsed() < PATIENCE, "{phase}, {leaving:?}");
                 }
                 match leaving {
                     Leaving::Close => drop(client),
@@ -89,7 +108,7 @@ async fn whoever_leaves_is_forgotten_whatever_was_going_on() {
                 }
                 let start = Instant::now();
                 while !exchange(address, get("/slots")).await.ends_with("[]") {
-                    assert!(start.elapsed() < PATIENCE, "{phase} {leaving:?}");
+                    assert!(start.elapsed() < PATIENCE, "{phase}, {leaving:?}");
                 }
                 bench.stage.go_on();
                 left += 1;
@@ -98,9 +117,13 @@ async fn whoever_leaves_is_forgotten_whatever_was_going_on() {
             }
         }
     }
+    assert_eq!(left, 7 * 2 * 3);
     all_is_well(&bench, address).await;
     let metrics = exchange(address, get("/metrics")).await;
-    assert!(metrics.contains(&format!("reason=\"cancelled\"}} {left}\n")), "{metrics}");
+    for (path, cancelled) in [(COMPLETIONS, 6 * 2 * 3), (CHAT, 2 * 3)] {
+        let counted = format!("{{endpoint=\"{path}\",reason=\"cancelled\"}} {cancelled}\n");
+        assert!(metrics.contains(&counted), "{metrics}");
+    }
 }
 
 #[tokio::test]
@@ -163,7 +186,8 @@ fn long_answers() -> Bench {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_reads_slowly_or_never_holds_up_nobody_and_is_cut_off() {
-    const NEVER: usize = 4;
+    const NEVER: usize = 8;
+    const SLOW: usize = 32;
     let bench = long_answers();
     let options = ServerOptions { write_timeout: Duration::from_millis(300), ..Default::default() };
     let listening = bench.listen(options).await;
@@ -182,12 +206,12 @@ async fn whoever_reads_slowly_or_never_holds_up_nobody_and_is_cut_off() {
         never.push(begin().await);
     }
     let mut slow = Vec::new();
-    for _ in 0..8 {
+    for _ in 0..SLOW {
         let mut client = begin().await;
         slow.push(tokio::spawn(async move {
             let mut byte = [0];
             while client.read(&mut byte).await.is_ok_and(|count| count > 0) {
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }));
     }
@@ -264,12 +288,17 @@ async fn large_bodies_are_read_or_refused_and_never_more() {
     let address = listening.address;
     let message = json!({"role": "user", "content": "a"});
     let tool = |number: usize| json!({"type": "function", "function": {"name": format!("f{number}")}});
-    let tools: Vec<Value> = (0..20_000).map(tool).collect();
+    let tools: Vec<Value> = (0..100_000).map(tool).collect();
     let bodies = [
         (
             "messages",
-            with(plain_chat(), json!({"messages": vec![message; 20_000]})),
+            with(plain_chat(), json!({"messages": vec![message.clone(); 100_000]})),
             "context_length_exceeded",
+        ),
+        (
+            "a million messages",
+            with(plain_chat(), json!({"messages": vec![message; 1_000_000]})),
+            "body_too_large",
         ),
         ("tools", with(plain_chat(), json!({"tools": tools})), "context_length_exceeded"),
         ("string", json!({"prompt": "word ".repeat(400_000)}), "context_length_exceeded"),
