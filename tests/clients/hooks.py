@@ -13,7 +13,7 @@ RELATIONS = [
     r"best_of$",
     r"(stream_options|return_progress|prompt_logprobs)$",
     r"top_logprobs$",
-    r"(prompt|tokens|stop_token_ids)(\[\d+\])*$",
+    r"(prompt|tokens|stop_token_ids|allowed_token_ids)(\[\d+\])*$",
     r"logit_bias",
     r"messages(\[\d+\]\.(tool_calls\[\d+\]\.function|function_call)\.arguments)?$",
     r"chat_template_kwargs$",

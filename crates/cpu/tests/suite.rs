@@ -17,14 +17,15 @@ fn check(isa: Isa, activations: Activations, threads: usize, options: &SuiteOpti
     println!("{activations:?} {report}");
 }
 
-/// Small shapes, where boundaries are met often, on every path and with more threads than pieces.
+/// Small shapes, where boundaries are met often, on every path and with more threads than pieces; the tiny model's, which
+/// take three times as long, on the fastest path alone.
 #[test]
 fn small_shapes_agree_with_the_reference_on_every_path() {
-    let geometries = vec![odd_geometry(), Geometry::named("tiny").unwrap()];
     for (seed, isa) in Isa::available().into_iter().enumerate() {
         for (activations, threads) in ACTIVATIONS.into_iter().zip([1, 2, 3].into_iter().cycle().skip(seed)) {
-            let options =
-                SuiteOptions { seed: seed as u64, geometries: geometries.clone(), ..SuiteOptions::default() };
+            let tiny = Geometry::named("tiny").filter(|_| isa == Isa::best());
+            let geometries = [odd_geometry()].into_iter().chain(tiny).collect();
+            let options = SuiteOptions { seed: seed as u64, geometries, ..SuiteOptions::default() };
             check(isa, activations, threads, &options);
         }
     }

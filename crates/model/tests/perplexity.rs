@@ -60,9 +60,14 @@ fn check_f32<D: Device>(name: &str, device: D) {
     assert!((found - 113.684).abs() <= 0.005, "{found}");
 }
 
+/// Of a few windows: the reference takes 2.5 s for each, and the fast device, which the suite compares with it, has all.
 #[test]
-fn f32_perplexity_is_the_golden_one_on_the_reference_device() {
-    check_f32("reference", reference(Activations::F32));
+fn f32_likelihoods_are_the_golden_ones_on_the_reference_device() {
+    let mut model = tiny(reference(Activations::F32), Quantize::None, KvType::F32);
+    for (index, window) in windows().iter().enumerate().take(4) {
+        let found = nll(&mut model, &window.ids);
+        assert!((found / window.nll - 1.0).abs() < 1e-6, "window {index}: {found}, expected {}", window.nll);
+    }
 }
 
 #[test]
@@ -119,7 +124,18 @@ fn bfloat16_perplexity_is_within_its_tolerance_on_the_gpu() {
     }
 }
 
-/// Round-to-nearest weights cost a little; a wrong scale, group or nibble costs a lot.
+/// Perplexity over the first windows as a multiple of the golden one.
+fn perplexity_ratio<D: Device>(model: &mut Model<D>, count: usize) -> f64 {
+    let (mut difference, mut scored) = (0.0, 0);
+    for window in windows().iter().take(count) {
+        difference += nll(model, &window.ids) - window.nll;
+        scored += window.ids.len() - 1;
+    }
+    (difference / f64::from(scored as u32)).exp()
+}
+
+/// Round-to-nearest weights cost a little; a wrong scale, group or nibble costs a lot. All 40 windows gave 1.0012, 1.0015,
+/// 1.035 and 1.036.
 #[test]
 fn quantised_perplexity_is_close_to_f32() {
     for (quantize, activations, most) in [
@@ -129,9 +145,8 @@ fn quantised_perplexity_is_close_to_f32() {
         (Quantize::Int4, Activations::Int8, 1.16),
     ] {
         let mut model = tiny(fast(activations), quantize, KvType::Bf16);
-        let found = perplexity(&mut model, |_, _, _| {});
-        println!("fast {quantize:?} weights, {} activations: perplexity {found:.3}", activations.name());
-        let ratio = found / 113.684;
-        assert!((0.99..most).contains(&ratio), "{quantize:?} {activations:?}: {found}");
+        let ratio = perplexity_ratio(&mut model, 12);
+        println!("fast {quantize:?} weights, {} activations: {ratio:.4} of f32", activations.name());
+        assert!((0.99..most).contains(&ratio), "{quantize:?} {activations:?}: {ratio}");
     }
 }
