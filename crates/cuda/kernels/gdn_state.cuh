@@ -1,5 +1,5 @@
 // What the two Gated DeltaNet units share; it stands before each of them when they are compiled.
-// Compiled for: KEY_HEADS, VALUE_HEADS, KEY_DIM (at most 128), VALUE_DIM (at most 256), CONV_WIDTH, STATE_F16.
+// Compiled for: KEY_HEADS, VALUE_HEADS, KEY_DIM and VALUE_DIM (at most 128), CONV_WIDTH, STATE_F16.
 //
 // Base states are `[slots, VALUE_HEADS, KEY_DIM, VALUE_DIM]`, rings `[slots, RING_TOKENS, RING_ENTRY]` with entries
 // `k̂ of the key heads | u`, both in the state type; the log-decays of the entries `[slots, RING_TOKENS, VALUE_HEADS]`
