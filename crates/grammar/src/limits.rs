@@ -110,7 +110,9 @@ impl Guide for Limited {
 
     fn count_allowed(&mut self, tokens: &[u32]) -> Result<usize, GuideError> {
         let shaped = self.shape.as_mut().map_or(Ok(tokens.len()), |shape| shape.count_allowed(tokens))?;
-        let mut text = self.text.clone();
+        // No run reaches further back.
+        let reach = self.limits.banned.iter().map(Vec::len).max().unwrap_or(0);
+        let mut text = self.text[self.text.len().saturating_sub(reach)..].to_vec();
         for (index, token) in tokens[..shaped].iter().enumerate() {
             if !self.limits.admits(&text, *token) && !self.is_needed(&tokens[..index], *token)? {
                 return Ok(index);
