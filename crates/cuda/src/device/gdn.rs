@@ -149,8 +149,8 @@ impl CudaDevice {
         check.activations("out", out)?;
         check.buffer("mixed", mixed, batch.rows(), shape.mixed())?;
         check.buffer("out", out, batch.rows(), shape.value_columns())?;
+        let layer = cache.gdn_layer(check, gdn_layer)?;
         if batch.phase == Phase::Rows {
-            let layer = cache.gdn_layer(check, gdn_layer)?;
             let params = GdnRoundParams {
                 mixed: mixed.memory.address(),
                 out: out.memory.address(),
@@ -160,7 +160,6 @@ impl CudaDevice {
             };
             return self.launch_round(check, shape, &layer.kernels.scan_rows, &params);
         }
-        let layer = cache.gdn_layer(check, gdn_layer)?;
         let params = ScanParams {
             step: self.step.params(check.0, batch)?,
             mixed: mixed.memory.address(),
