@@ -30,6 +30,7 @@ const PLAN_TOLERANCE_BYTES: u64 = 200 << 20;
 
 /// How long the engine may take to end its last step after everybody has been answered.
 const STOP_PATIENCE: Duration = Duration::from_mins(1);
+/// The same of an engine that has failed or is stuck.
 const BROKEN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Serves until a signal.
